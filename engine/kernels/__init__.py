@@ -1,0 +1,1 @@
+"""One operation a file, three faces under one name: Triton (CUDA), torch (CPU), plain reference."""

@@ -1,0 +1,1 @@
+"""The base model: how its weights are read, kept quantized, and run."""
