@@ -30,6 +30,7 @@ class AppError(Exception):
         self.message = message
         self.param = param
         self.retry_after_ms = retry_after_ms
+        self.limit_headers: dict[str, str] = {}  # x-ratelimit-…, where the caller is known
         if code is not None:
             self.code = code
         if status is not None:
@@ -49,9 +50,10 @@ class AppError(Exception):
     def headers(self) -> dict[str, str]:
         """`Retry-After` (also in ms) where a retry can help, else `x-should-retry: false`."""
         if not self.retryable:
-            return {"x-should-retry": "false"}
+            return {"x-should-retry": "false"} | self.limit_headers
         wait_ms = max(1000, self.retry_after_ms or 1000)
-        return {"Retry-After": str(-(-wait_ms // 1000)), "retry-after-ms": str(wait_ms)}
+        waits = {"Retry-After": str(-(-wait_ms // 1000)), "retry-after-ms": str(wait_ms)}
+        return waits | self.limit_headers
 
 
 class InvalidRequest(AppError):

@@ -29,7 +29,11 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(frozen=True, slots=True)
 class ModuleSpec:
-    """One module that an adapter may target. `norm` is the Frobenius norm of its weight."""
+    """One module that an adapter may target. `norm` is the Frobenius norm of its weight.
+
+    `sketch` (engine/adapters/sketch.py) tells whether a weight that somebody stored beside an
+    adapter is this one; the loader fills it for embed_tokens and lm_head. Empty: not known.
+    """
 
     name: str  # "model.layers.3.self_attn.q_proj", "model.embed_tokens", "lm_head"
     target: str  # "q_proj"
@@ -37,6 +41,7 @@ class ModuleSpec:
     in_features: int  # an embedding's is the vocabulary
     out_features: int
     norm: float
+    sketch: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

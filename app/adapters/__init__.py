@@ -1,0 +1,1 @@
+"""Adapters: upload, immutable versions, validation, aliases, erasure, and what `model` means."""

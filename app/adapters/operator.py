@@ -1,0 +1,78 @@
+"""What operators see and do across tenants."""
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.adapters import repository, states, sweeps
+from app.adapters.models import Adapter, AdapterVersion
+from app.adapters.names import clip
+from app.adapters.resources import Resources
+from app.adapters.schemas import OperatorAdapterList, OperatorAdapterObject, VersionObject
+from app.adapters.service import describe_adapters, with_report
+from app.adapters.uploads import open_run
+from app.audit import service as audit
+from app.caller import Caller
+from app.errors import Conflict, NotFound
+
+
+async def list_adapters(
+    session: AsyncSession, *, tenant_id: str | None, after: str | None, limit: int
+) -> OperatorAdapterList:
+    rows = await repository.page_all_adapters(
+        session, tenant_id=tenant_id, after=after, limit=limit + 1
+    )
+    shown = rows[:limit]
+    described = await describe_adapters(session, shown)
+    data = [
+        OperatorAdapterObject(tenant_id=row.tenant_id, **entry.model_dump())
+        for row, entry in zip(shown, described, strict=True)
+    ]
+    return OperatorAdapterList(
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=len(rows) > limit,
+    )
+
+
+async def get_version(session: AsyncSession, version_id: str) -> VersionObject:
+    adapter, version = await _find(session, version_id)
+    return await with_report(session, adapter, version)
+
+
+async def validate_again(resources: Resources, caller: Caller, version_id: str) -> VersionObject:
+    """Gives a failed version another run. Raises Conflict for one in any other state."""
+    async with resources.db.transaction() as session:
+        adapter, version = await _find(session, version_id)
+        moved = await repository.move(
+            session,
+            version_id,
+            states.UPLOADED,
+            frm=states.FAILED,
+            now=resources.clock.now(),
+            code=None,
+            reason=None,
+        )
+        if not moved:
+            raise Conflict(
+                f"The version is {version.state}; only a failed one can be validated again.",
+                code="version_not_failed",
+            )
+        await session.refresh(version)
+        run = open_run(session, version, resources)
+        await audit.record(
+            session,
+            actor=caller,
+            action="adapter.validate_again",
+            target=version_id,
+            tenant_id=version.tenant_id,
+        )
+        view = await with_report(session, adapter, version)
+    await sweeps.send(resources, run.id, version_id)
+    return view
+
+
+async def _find(session: AsyncSession, version_id: str) -> tuple[Adapter, AdapterVersion]:
+    version = await repository.version_by_id(session, version_id)
+    if version is None:
+        raise NotFound(f"There is no version {clip(version_id)!r}.", code="version_not_found")
+    return await repository.adapter_of(session, version), version

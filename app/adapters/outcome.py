@@ -1,0 +1,49 @@
+"""What one check of a validation run found, as plain data that fits a row and a JSON report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+GROUPS = ("container", "config", "coverage", "numbers", "behaviour")
+"""The checks in the order in which they run; a Check row's position counts along it."""
+
+
+def finding(code: str, severity: str, message: str, **figures: Any) -> dict[str, Any]:
+    """One sentence of a report."""
+    return {
+        "code": code,
+        "severity": severity,
+        "message": message,
+        "field": None,
+        "figures": figures,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOutcome:
+    """One group's result. `status`: pass, warn, fail, or skipped after an earlier failure."""
+
+    group: str
+    status: str
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+    duration_ms: int = 0
+
+    @classmethod
+    def failed(cls, group: str, code: str, message: str) -> "CheckOutcome":
+        return cls(group, "fail", [finding(code, "fail", message)])
+
+    @property
+    def position(self) -> int:
+        return GROUPS.index(self.group)
+
+
+def first_failure(outcomes: Sequence[CheckOutcome]) -> tuple[str, str] | None:
+    """(code, message) of the first finding that refuses the adapter; None when none does."""
+    for outcome in outcomes:
+        if outcome.status != "fail":
+            continue
+        for entry in outcome.findings:
+            if entry["severity"] == "fail":
+                return str(entry["code"]), str(entry["message"])
+    return None

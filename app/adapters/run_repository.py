@@ -1,0 +1,158 @@
+"""The SQL of validation runs: a queue with leases in two tables."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import and_, delete, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.adapters.models import Check, ValidationRun
+from app.adapters.repository import affected
+
+QUEUED = "queued"
+RUNNING = "running"
+DONE = "done"
+FAILED = "failed"
+CANCELLED = "cancelled"
+OPEN = (QUEUED, RUNNING)
+
+
+async def open_run(session: AsyncSession, version_id: str) -> ValidationRun | None:
+    """The one run of the version that is queued or running."""
+    rows = await session.scalars(
+        select(ValidationRun).where(
+            ValidationRun.version_id == version_id, ValidationRun.state.in_(OPEN)
+        )
+    )
+    return rows.first()
+
+
+async def latest_runs(
+    session: AsyncSession, version_ids: Iterable[str]
+) -> dict[str, ValidationRun]:
+    """The newest run of each version."""
+    rows = await session.scalars(
+        select(ValidationRun)
+        .where(ValidationRun.version_id.in_(list(version_ids)))
+        .order_by(ValidationRun.id)
+    )
+    return {run.version_id: run for run in rows}
+
+
+async def claim(
+    session: AsyncSession,
+    run_id: str,
+    *,
+    owner: str,
+    now: datetime,
+    lease_until: datetime,
+    max_attempts: int,
+) -> bool:
+    """Takes the run if it waits or its lease has run out, and counts the attempt."""
+    result = await session.execute(
+        update(ValidationRun)
+        .where(
+            ValidationRun.id == run_id,
+            ValidationRun.attempts < max_attempts,
+            or_(
+                and_(
+                    ValidationRun.state == QUEUED,
+                    or_(ValidationRun.not_before.is_(None), ValidationRun.not_before <= now),
+                ),
+                and_(ValidationRun.state == RUNNING, ValidationRun.lease_until < now),
+            ),
+        )
+        .values(
+            state=RUNNING,
+            owner=owner,
+            lease_until=lease_until,
+            attempts=ValidationRun.attempts + 1,
+            started_at=now,
+        )
+        .execution_options(synchronize_session="fetch")
+    )
+    return affected(result) == 1
+
+
+async def change_held(session: AsyncSession, run_id: str, holder: str, **values: Any) -> bool:
+    """Changes a run that `holder` still holds; False when somebody else has taken it over."""
+    result = await session.execute(
+        update(ValidationRun)
+        .where(
+            ValidationRun.id == run_id,
+            ValidationRun.state == RUNNING,
+            ValidationRun.owner == holder,
+        )
+        .values(**values)
+        .execution_options(synchronize_session="fetch")
+    )
+    return affected(result) == 1
+
+
+async def close_abandoned(
+    session: AsyncSession, run_id: str, *, now: datetime, code: str, message: str
+) -> bool:
+    """Marks a run failed that nobody holds any more; False when somebody has taken it up."""
+    result = await session.execute(
+        update(ValidationRun)
+        .where(
+            ValidationRun.id == run_id,
+            or_(
+                ValidationRun.state == QUEUED,
+                and_(ValidationRun.state == RUNNING, ValidationRun.lease_until < now),
+            ),
+        )
+        .values(state=FAILED, finished_at=now, lease_until=None, code=code, message=message)
+        .execution_options(synchronize_session="fetch")
+    )
+    return affected(result) == 1
+
+
+async def cancel_open(session: AsyncSession, version_ids: Iterable[str], now: datetime) -> None:
+    await session.execute(
+        update(ValidationRun)
+        .where(ValidationRun.version_id.in_(list(version_ids)), ValidationRun.state.in_(OPEN))
+        .values(state=CANCELLED, finished_at=now, lease_until=None)
+        .execution_options(synchronize_session="fetch")
+    )
+
+
+async def due(
+    session: AsyncSession, *, now: datetime, sent_before: datetime, limit: int
+) -> Sequence[ValidationRun]:
+    """Runs that nobody works on: unsent or sent long ago, or left behind with an expired lease."""
+    waiting = and_(
+        ValidationRun.state == QUEUED,
+        or_(ValidationRun.not_before.is_(None), ValidationRun.not_before <= now),
+        or_(ValidationRun.sent_at.is_(None), ValidationRun.sent_at < sent_before),
+    )
+    abandoned = and_(ValidationRun.state == RUNNING, ValidationRun.lease_until < now)
+    rows = await session.scalars(
+        select(ValidationRun)
+        .where(or_(waiting, abandoned))
+        .order_by(ValidationRun.created_at, ValidationRun.id)
+        .limit(limit)
+    )
+    return rows.all()
+
+
+async def set_sent(session: AsyncSession, run_ids: Iterable[str], at: datetime | None) -> None:
+    await session.execute(
+        update(ValidationRun)
+        .where(ValidationRun.id.in_(list(run_ids)))
+        .values(sent_at=at)
+        .execution_options(synchronize_session="fetch")
+    )
+
+
+async def checks_of(session: AsyncSession, run_ids: Iterable[str]) -> Sequence[Check]:
+    rows = await session.scalars(
+        select(Check).where(Check.run_id.in_(list(run_ids))).order_by(Check.run_id, Check.position)
+    )
+    return rows.all()
+
+
+async def drop_checks(session: AsyncSession, run_id: str) -> None:
+    """A new attempt begins its report anew."""
+    await session.execute(delete(Check).where(Check.run_id == run_id))

@@ -1,0 +1,24 @@
+"""The adapters domain's Celery tasks, as plain coroutines; `app.worker` gives them to Celery."""
+
+from app.adapters import sweeps
+from app.adapters.resources import Resources
+from app.adapters.validation import validate
+
+
+async def validate_version(resources: Resources, version_id: str) -> str:
+    """One delivery of `adapters.validate`."""
+    return await validate(resources, version_id)
+
+
+async def sweep(resources: Resources) -> str:
+    """Finds validations and erasures that nobody works on."""
+    sent = await sweeps.sweep_validations(resources)
+    still = await sweeps.sweep_erasures(resources)
+    return f"{sent} validations sent, {still} erasures pending"
+
+
+async def clean(resources: Resources) -> str:
+    """Removes what broken-off uploads and crashes left in the store."""
+    staging = await sweeps.sweep_staging(resources)
+    orphans = await sweeps.sweep_orphans(resources)
+    return f"{staging} staging leftovers and {orphans} orphans removed"

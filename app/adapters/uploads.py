@@ -1,0 +1,404 @@
+"""Receiving an upload: parts stream into the store's staging while they are hashed.
+
+Nothing is held in memory but the config; a client that goes away leaves nothing but staging.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.adapters import repository, run_repository, states, sweeps
+from app.adapters.models import Adapter, AdapterVersion, UploadKey, ValidationRun
+from app.adapters.multipart import PartBegin, PartData, PartEnd, boundary_of, read_parts
+from app.adapters.names import adapter_name, clip
+from app.adapters.resources import Resources
+from app.adapters.schemas import VersionObject
+from app.adapters.service import require_writer, with_report
+from app.audit import service as audit
+from app.caller import Caller
+from app.errors import Conflict, Forbidden, InvalidRequest, RateLimited, TooLarge
+from app.ids import new_id
+from engine.adapters.store import Staging
+
+NAME_PART = "name"
+CONFIG_PART = "adapter_config.json"
+WEIGHTS_PART = "adapter_model.safetensors"
+PARTS = (NAME_PART, CONFIG_PART, WEIGHTS_PART)
+PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth", "adapter_model.pkl")
+
+MAX_NAME_BYTES = 256
+MAX_CONFIG_BYTES = 256 * 1024
+FRAMING_BYTES = 16 * 1024
+WRITE_BYTES = 1024 * 1024
+"""Bytes of weights that are gathered before a thread writes them."""
+MAX_UPLOADS_PER_TENANT = 4
+"""Uploads that one api process receives at a time from one tenant."""
+MAX_KEY_CHARS = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """`created`: the version is new, or a failed one was queued again; else it was here before."""
+
+    version: VersionObject
+    created: bool
+
+
+class UploadGate:
+    """Bounds the uploads of one tenant that are under way in this process."""
+
+    def __init__(self, limit: int = MAX_UPLOADS_PER_TENANT) -> None:
+        self._limit = limit
+        self._under_way: dict[str, int] = {}
+
+    @contextmanager
+    def enter(self, tenant_id: str) -> Iterator[None]:
+        count = self._under_way.get(tenant_id, 0)
+        if count >= self._limit:
+            raise RateLimited(
+                f"{count} uploads of this tenant are under way; wait for one to end.",
+                code="too_many_uploads",
+                retry_after_ms=5000,
+            )
+        self._under_way[tenant_id] = count + 1
+        try:
+            yield
+        finally:
+            self._under_way[tenant_id] -= 1
+            if not self._under_way[tenant_id]:
+                del self._under_way[tenant_id]
+
+
+async def receive(
+    resources: Resources,
+    gate: UploadGate,
+    caller: Caller,
+    stream: AsyncIterator[bytes],
+    *,
+    content_type: str,
+    content_length: int | None = None,
+    idempotency_key: str | None = None,
+) -> Received:
+    """Takes one multipart body and queues its validation; see the API's POST /v1/adapters."""
+    require_writer(caller)
+    boundary = boundary_of(content_type)
+    if idempotency_key is not None and not 1 <= len(idempotency_key) <= MAX_KEY_CHARS:
+        raise InvalidRequest(
+            f"Idempotency-Key has 1 to {MAX_KEY_CHARS} characters.", param="Idempotency-Key"
+        )
+    limit = resources.settings.max_adapter_bytes
+    if content_length is not None:
+        if content_length > limit + FRAMING_BYTES:
+            raise _too_large(limit)
+        async with resources.db.reading() as session:
+            await _check_stored(session, caller, content_length - FRAMING_BYTES)
+    with gate.enter(caller.tenant_id):
+        staging = await asyncio.to_thread(resources.store.stage)
+        try:
+            form = _Form(staging, limit)
+            async with aclosing(read_parts(stream, boundary)) as events:
+                async for event in events:
+                    await form.take(event)
+            name = form.finished_name()
+            received, run_id = await _keep(resources, caller, name, form, staging, idempotency_key)
+        finally:
+            staging.abort()  # nothing is left to remove once it is committed
+    if run_id is not None:
+        await sweeps.send(resources, run_id, received.version.id)
+    return received
+
+
+# --------------------------------------------------------------------------- the parts
+
+
+class _Form:
+    """Takes the parts as they come; refuses what is unknown, double, missing or too large."""
+
+    def __init__(self, staging: Staging, limit: int) -> None:
+        self._staging = staging
+        self._limit = limit
+        self._seen: set[str] = set()
+        self._part = ""
+        self._small = bytearray()  # the name or the config
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._name: bytes | None = None
+        self.config_bytes = 0
+        self.weights_bytes = 0
+
+    async def take(self, event: PartBegin | PartData | PartEnd) -> None:
+        if isinstance(event, PartBegin):
+            self._begin(event.name)
+        elif isinstance(event, PartEnd):
+            await self._end()
+        elif self._part == WEIGHTS_PART:
+            await self._weights(event.data)
+        else:
+            self._gather(event.data)
+
+    def _begin(self, name: str) -> None:
+        if name not in PARTS:
+            raise _unknown_part(name)
+        if name in self._seen:
+            raise InvalidRequest(
+                f"the part {name} comes twice; send it once", code="duplicate_part", param=name
+            )
+        self._seen.add(name)
+        self._part = name
+
+    def _gather(self, data: bytes) -> None:
+        most = MAX_NAME_BYTES if self._part == NAME_PART else MAX_CONFIG_BYTES
+        if len(self._small) + len(data) > most:
+            raise TooLarge(
+                f"the part {self._part} is larger than {most} bytes",
+                code="name_too_long" if self._part == NAME_PART else "config_too_large",
+                param=self._part,
+            )
+        self._small += data
+
+    async def _weights(self, data: bytes) -> None:
+        self.weights_bytes += len(data)
+        self._check_size()
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        if self._pending_bytes >= WRITE_BYTES:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        if self._pending:
+            data = b"".join(self._pending)
+            self._pending, self._pending_bytes = [], 0
+            await asyncio.to_thread(self._staging.write_weights, data)
+
+    async def _end(self) -> None:
+        content = bytes(self._small)
+        self._small.clear()
+        if self._part == NAME_PART:
+            self._name = content
+        elif self._part == CONFIG_PART:
+            self.config_bytes = len(content)
+            self._check_size()
+            await asyncio.to_thread(self._staging.write_config, content)
+        else:
+            await self._flush()
+
+    def _check_size(self) -> None:
+        if self.config_bytes + self.weights_bytes > self._limit:
+            raise _too_large(self._limit)
+
+    def finished_name(self) -> str:
+        """The adapter's name, once all parts are there."""
+        for part in PARTS:
+            if part not in self._seen:
+                raise InvalidRequest(
+                    f"the part {part} is missing; send {', '.join(PARTS)}",
+                    code="missing_part",
+                    param=part,
+                )
+        for part, size in ((CONFIG_PART, self.config_bytes), (WEIGHTS_PART, self.weights_bytes)):
+            if size == 0:
+                raise InvalidRequest(f"the part {part} is empty", code="empty_part", param=part)
+        return adapter_name((self._name or b"").decode("utf-8", "replace"))
+
+
+def _unknown_part(name: str) -> InvalidRequest:
+    if name in PICKLES:
+        return InvalidRequest(
+            f"{name} is a pickle, which is never opened; save the adapter as safetensors "
+            f"(save_pretrained(..., safe_serialization=True)) and send {WEIGHTS_PART}",
+            code="pickle_file",
+            param=name,
+        )
+    return InvalidRequest(
+        f"the part {clip(name)!r} is not known; send {', '.join(PARTS)}",
+        code="unknown_part",
+        param=clip(name),
+    )
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(
+        f"an adapter may have {limit} bytes in both files together; save it as bf16 or lower its "
+        "rank",
+        code="adapter_too_large",
+        param=WEIGHTS_PART,
+    )
+
+
+# --------------------------------------------------------------------------- keeping it
+
+
+async def _check_stored(session: AsyncSession, caller: Caller, more: int) -> None:
+    most = caller.limits.max_stored_bytes
+    if most is None:
+        return
+    held = await repository.stored_bytes(session, caller.tenant_id)
+    if held + max(0, more) > most:
+        raise Forbidden(
+            f"your adapters would take {held + max(0, more)} bytes of the {most} that your tenant "
+            "may store; delete versions you no longer call",
+            code="stored_bytes_exceeded",
+            param=WEIGHTS_PART,
+        )
+
+
+async def _keep(
+    resources: Resources,
+    caller: Caller,
+    name: str,
+    form: _Form,
+    staging: Staging,
+    idempotency_key: str | None,
+) -> tuple[Received, str | None]:
+    """Commits the files and their rows; also the id of the run to send, if one is to be sent.
+
+    The tenant's lock spans both, so an erasure of the same content comes before or after.
+    """
+    now = resources.clock.now()
+    async with resources.db.transaction() as session:
+        await repository.lock_tenant(session, caller.tenant_id)
+        digest = staging.digest
+        earlier = await _seen_key(session, caller, name, digest, idempotency_key)
+        if earlier is not None:
+            return Received(earlier, created=False), None
+        await _check_name(session, caller, name)
+        adapter = await repository.live_adapter(session, caller.tenant_id, name)
+        version = None
+        if adapter is not None:
+            version = await repository.version_with_digest(session, adapter.id, digest)
+        if version is None:
+            await _check_quotas(session, caller, digest, form, new=adapter is None)
+        await asyncio.to_thread(staging.commit, caller.tenant_salt)
+        if adapter is None:
+            adapter = Adapter(
+                id=new_id("adp"),
+                tenant_id=caller.tenant_id,
+                name=name,
+                created_by=audit.actor_id(caller),
+                created_at=now,
+            )
+            session.add(adapter)
+            await session.flush()
+        run = None
+        if version is None:
+            number = await repository.last_number(session, adapter.id) + 1
+            version = AdapterVersion(
+                id=new_id("ver"),
+                adapter_id=adapter.id,
+                tenant_id=caller.tenant_id,
+                number=number,
+                digest=digest,
+                state=states.UPLOADED,
+                config_bytes=form.config_bytes,
+                weights_bytes=form.weights_bytes,
+                created_by=audit.actor_id(caller),
+                created_at=now,
+                updated_at=now,
+            )
+            session.add(version)
+            await session.flush()
+            run = open_run(session, version, resources)
+        elif version.state == states.FAILED:
+            await repository.move(
+                session, version.id, states.UPLOADED, now=now, code=None, reason=None
+            )
+            await session.refresh(version)
+            run = open_run(session, version, resources)
+        if idempotency_key is not None:
+            session.add(
+                UploadKey(
+                    tenant_id=caller.tenant_id,
+                    key_hash=_hash(idempotency_key),
+                    version_id=version.id,
+                    fingerprint=_hash(f"{name}\n{digest}"),
+                    created_at=now,
+                )
+            )
+        if run is not None:
+            await audit.record(
+                session,
+                actor=caller,
+                action="adapter.upload",
+                target=version.id,
+                tenant_id=caller.tenant_id,
+                detail={"adapter_id": adapter.id, "name": name, "version": version.number},
+            )
+        await session.flush()
+        view = await with_report(session, adapter, version)
+        return Received(view, created=run is not None), None if run is None else run.id
+
+
+def open_run(session: AsyncSession, version: AdapterVersion, resources: Resources) -> ValidationRun:
+    """Queues a validation of the version in the caller's transaction."""
+    run = ValidationRun(
+        id=new_id("run"),
+        version_id=version.id,
+        tenant_id=version.tenant_id,
+        state=run_repository.QUEUED,
+        attempts=0,
+        created_at=resources.clock.now(),
+    )
+    session.add(run)
+    return run
+
+
+async def _check_name(session: AsyncSession, caller: Caller, name: str) -> None:
+    for base in await repository.base_models(session):
+        if base.name.lower() == name:
+            raise Conflict(
+                f"{name!r} is the base model's name; choose another one",
+                code="name_of_base_model",
+                param=NAME_PART,
+            )
+    if not caller.may_call(name):
+        raise Forbidden(
+            f"this key may only use some adapters, and {name!r} is not among them",
+            code="adapter_out_of_scope",
+            param=NAME_PART,
+        )
+
+
+async def _check_quotas(
+    session: AsyncSession, caller: Caller, digest: str, form: _Form, *, new: bool
+) -> None:
+    most = caller.limits.max_adapters
+    if new and most is not None:
+        count = await repository.count_adapters(session, caller.tenant_id)
+        if count >= most:
+            raise Forbidden(
+                f"your tenant has {count} adapters of the {most} it may have; delete one or upload "
+                "a new version of an existing one",
+                code="adapters_exceeded",
+                param=NAME_PART,
+            )
+    if not await repository.others_with_digest(session, caller.tenant_id, digest, besides=[]):
+        await _check_stored(session, caller, form.config_bytes + form.weights_bytes)
+
+
+async def _seen_key(
+    session: AsyncSession, caller: Caller, name: str, digest: str, key: str | None
+) -> VersionObject | None:
+    """What an earlier upload with this Idempotency-Key made."""
+    if key is None:
+        return None
+    row = await repository.upload_key(session, caller.tenant_id, _hash(key))
+    if row is None:
+        return None
+    if row.fingerprint != _hash(f"{name}\n{digest}"):
+        raise Conflict(
+            "this Idempotency-Key came with another upload before; use a new one",
+            code="idempotency_key_reused",
+            param="Idempotency-Key",
+        )
+    version = await repository.version_by_id(session, row.version_id)
+    if version is None:
+        return None
+    return await with_report(session, await repository.adapter_of(session, version), version)
+
+
+def _hash(value: str) -> str:
+    return hashlib.sha256(value.encode()).hexdigest()

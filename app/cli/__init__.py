@@ -1,0 +1,31 @@
+"""The command line. Commands that talk to a server take LORAMUX_URL and LORAMUX_API_KEY; operator
+commands work on the database that the settings name."""
+
+import typer
+
+from app.cli import adapters, bench, chat, demo, health, keys, secrets, serve, tenants, users
+from app.cli.database import migrate
+
+app = typer.Typer(
+    name="loramux",
+    help="Thousands of LoRA adapters on one quantized base model.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+serve.register(app)
+app.command()(migrate)
+app.add_typer(tenants.app, name="tenants")
+app.add_typer(users.app, name="users")
+app.add_typer(keys.app, name="keys")
+app.add_typer(adapters.app, name="adapters")
+app.add_typer(secrets.app, name="secrets")
+app.command()(chat.chat)
+app.command()(demo.demo)
+app.command()(bench.bench)
+app.command()(health.health)
+
+
+def main() -> None:
+    """The entry point of the `loramux` script."""
+    app()

@@ -1,0 +1,85 @@
+"""`loramux health`: is one process of this platform doing its work? For container health checks."""
+
+import asyncio
+import socket
+import time
+from enum import StrEnum
+
+import httpx
+
+from app.cli.database import settings
+from app.cli.output import console, fail
+from app.settings import Settings
+
+TIMEOUT_S = 8.0
+BEAT_STALE_S = 300.0
+
+
+class Process(StrEnum):
+    api = "api"
+    engine = "engine"
+    worker = "worker"
+    beat = "beat"
+
+
+def health(process: Process) -> None:
+    """Exit status 0 when the PROCESS (api, engine, worker, beat) on this host is well."""
+    check = {
+        Process.api: _api,
+        Process.engine: _engine,
+        Process.worker: _worker,
+        Process.beat: _beat,
+    }[process]
+    problem = check(settings())
+    if problem:
+        fail(f"{process.value}: {problem}")
+    console.print(f"{process.value} is well")
+
+
+def _api(configured: Settings) -> str:
+    from app.supervisor import api_url
+
+    url = f"{api_url(configured)}/healthz"
+    try:
+        answer = httpx.get(url, timeout=TIMEOUT_S, trust_env=False)
+    except httpx.HTTPError as error:
+        return f"{url} does not answer ({type(error).__name__})"
+    return "" if answer.status_code == 200 else f"{url} answers {answer.status_code}"
+
+
+def _engine(configured: Settings) -> str:
+    from app.inference.lifespan import connect_engine
+    from engine.errors import EngineError
+
+    async def describe() -> None:
+        client = connect_engine(configured, configured.engines[0])
+        await client.start()
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await client.describe()
+        finally:
+            await client.close()
+
+    try:
+        asyncio.run(describe())
+    except (EngineError, TimeoutError) as error:
+        return f"{configured.engines[0]} does not answer ({error or type(error).__name__})"
+    return ""
+
+
+def _worker(configured: Settings) -> str:
+    from app.task_queue import create_celery
+
+    celery = create_celery(configured)
+    name = f"celery@{socket.gethostname()}"
+    answers = celery.control.ping(destination=[name], timeout=TIMEOUT_S)
+    return "" if answers else f"{name} does not answer a ping"
+
+
+def _beat(configured: Settings) -> str:
+    schedule = configured.data_dir / "beat-schedule"
+    try:
+        age_s = time.time() - schedule.stat().st_mtime
+    except FileNotFoundError:
+        return f"there is no {schedule}"
+    return "" if age_s < BEAT_STALE_S else f"{schedule} was last written {age_s:.0f} s ago"

@@ -1,0 +1,44 @@
+"""`loramux secrets`."""
+
+import typer
+
+from app.cli.database import settings
+from app.cli.output import JsonFlag, console, fail, print_json
+from app.crypto import FileSource, SecretError
+from app.processes import curve_dir
+from engine.curve import CurveKeyError, create_curve_keys
+
+app = typer.Typer(
+    help="The root secret, and the keys between api and engine.", no_args_is_help=True
+)
+
+
+@app.command()
+def init(as_json: JsonFlag = False) -> None:
+    """Make the root secret and the CURVE keys for engines on tcp."""
+    configured = settings()
+    try:
+        if configured.root_secret is None and not configured.root_secret_file.exists():
+            FileSource(configured.root_secret_file).create()
+        pair = create_curve_keys(curve_dir(configured))
+    except (SecretError, CurveKeyError) as error:
+        fail(str(error))
+    folder = str(curve_dir(configured))
+    if as_json:
+        print_json({"folder": folder, "engine_public_key": pair.public})
+        return
+    console.print(f"The keys lie in {folder}; copy the folder to every host that needs them.")
+    console.print(f"LORAMUX_ENGINE_PUBLIC_KEYS={pair.public}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def rotate() -> None:
+    """Add a new version of the root secret; hashes of the old one stay valid and are renewed."""
+    configured = settings()
+    if configured.root_secret is not None:
+        fail("LORAMUX_ROOT_SECRET is set: put the new version before the old one, `2:new,1:old`")
+    try:
+        version = FileSource(configured.root_secret_file).rotate()
+    except SecretError as error:
+        fail(str(error))
+    console.print(f"The root secret is at version {version}; running processes read it by and by.")

@@ -1,0 +1,91 @@
+"""`loramux serve`, and each of its processes alone: api, engine, worker, beat."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from pydantic import ValidationError
+
+from app.processes import (
+    ProcessCommand,
+    beat_command,
+    engine_command,
+    worker_command,
+)
+from app.settings import Settings, get_settings
+
+PortOption = Annotated[int | None, typer.Option(help="Port of the api and the console.")]
+HostOption = Annotated[str | None, typer.Option(help="Address that the api listens on.")]
+DataOption = Annotated[Path | None, typer.Option("--data-dir", help="Folder of the data.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands to the CLI."""
+    for command in (serve, api, engine, worker, beat):
+        app.command()(command)
+
+
+def serve(port: PortOption = None, host: HostOption = None, data_dir: DataOption = None) -> None:
+    """Run everything on this machine: engine, worker, beat and api, restarted when they fail."""
+    from app.supervisor import CannotStart
+    from app.supervisor import serve as run_platform
+
+    settings = _settings(port=port, host=host, data_dir=data_dir)
+    try:
+        asyncio.run(run_platform(settings))
+    except CannotStart as error:
+        _leave(str(error))
+
+
+def api(port: PortOption = None, host: HostOption = None, data_dir: DataOption = None) -> None:
+    """Run one api process: the tenant API, the operator API and the console."""
+    from app.api_server import run
+
+    run(_settings(port=port, host=host, data_dir=data_dir))
+
+
+def engine(
+    listen: Annotated[
+        str | None, typer.Option(help="Address; default: the first of LORAMUX_ENGINES.")
+    ] = None,
+    data_dir: DataOption = None,
+) -> None:
+    """Run one serving engine."""
+    settings = _settings(data_dir=data_dir)
+    _become(engine_command(settings, listen or settings.engines[0]))
+
+
+def worker(data_dir: DataOption = None) -> None:
+    """Run the Celery worker that validates adapters and rolls up usage."""
+    _become(worker_command(_settings(data_dir=data_dir)))
+
+
+def beat(data_dir: DataOption = None) -> None:
+    """Run Celery beat, which starts sweeps and roll-ups."""
+    _become(beat_command(_settings(data_dir=data_dir)))
+
+
+def _settings(**options: object) -> Settings:
+    """The settings, with the command line's options above the environment. Children inherit it."""
+    for name, value in options.items():
+        if value is not None:
+            os.environ[f"LORAMUX_{name.upper()}"] = str(value)
+    get_settings.cache_clear()
+    try:
+        return get_settings()
+    except ValidationError as error:
+        _leave("; ".join(str(problem["msg"]) for problem in error.errors()))
+
+
+def _become(command: ProcessCommand) -> None:
+    """Replaces this process, so that signals reach the command itself."""
+    sys.stdout.flush()
+    os.execv(command.argv[0], command.argv)
+
+
+def _leave(message: str) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(1)

@@ -1,0 +1,112 @@
+"""`loramux tenants`."""
+
+from typing import Annotated, Any
+
+import typer
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.cli.database import ACTOR, in_transaction
+from app.cli.output import JsonFlag, console, fail, print_json, print_rows
+from app.platform import Platform
+from app.tenants import service
+from app.tenants.models import Tenant
+
+app = typer.Typer(help="Create, list, change and suspend tenants.", no_args_is_help=True)
+
+COLUMNS = ("name", "id", "status", "requests_per_minute", "tokens_per_minute", "weight")
+LimitOption = Annotated[
+    list[str],
+    typer.Option("--limit", help="NAME=VALUE, such as tokens_per_minute=50000; VALUE may be none."),
+]
+
+
+@app.command()
+def create(name: str, limit: LimitOption = [], as_json: JsonFlag = False) -> None:  # noqa: B006
+    """Create a tenant."""
+    limits = parse_limits(limit)
+
+    async def act(platform: Platform, session: AsyncSession) -> dict[str, Any]:
+        now = platform.clock.now()
+        made = await service.create_tenant(session, name=name, now=now, actor=ACTOR, limits=limits)
+        return row(made)
+
+    made = in_transaction(act)
+    if as_json:
+        print_json(made)
+        return
+    console.print(f"{made['name']} is ready. Next: loramux keys create --tenant {made['name']}")
+
+
+@app.command("list")
+def list_(as_json: JsonFlag = False) -> None:
+    """List the tenants."""
+
+    async def act(_: Platform, session: AsyncSession) -> list[dict[str, Any]]:
+        return [row(tenant) for tenant in await service.list_tenants(session, limit=10_000)]
+
+    empty = "There is no tenant yet: loramux tenants create NAME"
+    print_rows(in_transaction(act), COLUMNS, as_json=as_json, empty=empty)
+
+
+@app.command()
+def update(name: str, limit: LimitOption = [], as_json: JsonFlag = False) -> None:  # noqa: B006
+    """Change a tenant's limits, weight or latency budget."""
+    changes = parse_limits(limit)
+    if not changes:
+        fail(f"nothing to change: give --limit NAME=VALUE; the names are {known_limits()}")
+
+    async def act(platform: Platform, session: AsyncSession) -> dict[str, Any]:
+        tenant = await service.find_by_name(session, name)
+        now = platform.clock.now()
+        return row(
+            await service.update_tenant(session, tenant.id, changes=changes, now=now, actor=ACTOR)
+        )
+
+    changed = in_transaction(act)
+    print_rows([changed], COLUMNS, as_json=as_json, empty="")
+
+
+@app.command()
+def suspend(name: str) -> None:
+    """Refuse a tenant's keys and users until it is resumed."""
+    _set_status(name, active=False)
+
+
+@app.command()
+def resume(name: str) -> None:
+    """Admit a suspended tenant again."""
+    _set_status(name, active=True)
+
+
+def _set_status(name: str, *, active: bool) -> None:
+    async def act(platform: Platform, session: AsyncSession) -> str:
+        tenant = await service.find_by_name(session, name)
+        now = platform.clock.now()
+        await service.set_status(session, tenant.id, active=active, now=now, actor=ACTOR)
+        return tenant.name
+
+    console.print(f"{in_transaction(act)} is {'active' if active else 'suspended'}")
+
+
+def parse_limits(given: list[str]) -> dict[str, Any]:
+    """["weight=2", "max_rank=none"] -> {"weight": 2.0, "max_rank": None}; ends on a bad one."""
+    limits: dict[str, Any] = {}
+    for entry in given:
+        name, equals, text = entry.partition("=")
+        if not equals or name not in service.LIMITS:
+            fail(f"{entry!r} is no limit; write NAME=VALUE, the names are {known_limits()}")
+        fractional = name in ("weight", "ttft_ms", "tpot_ms")
+        try:
+            limits[name] = None if text == "none" else float(text) if fractional else int(text)
+        except ValueError:
+            fail(f"{name} takes {'a number' if fractional else 'a whole number'}, not {text!r}")
+    return limits
+
+
+def known_limits() -> str:
+    return ", ".join(service.LIMITS)
+
+
+def row(tenant: Tenant) -> dict[str, Any]:
+    limits = {name: getattr(tenant, name) for name in service.LIMITS}
+    return {"id": tenant.id, "name": tenant.name, "status": tenant.status, **limits}

@@ -1,0 +1,69 @@
+"""`loramux users`."""
+
+from typing import Annotated, Any, cast
+
+import typer
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.cli.database import ACTOR, in_transaction
+from app.cli.output import JsonFlag, console, fail, print_json, print_rows
+from app.platform import Platform
+from app.tenants import service as tenants
+from app.users import service
+from app.users.links import link_url
+from app.users.service import UserRole
+
+app = typer.Typer(help="Invite and list users of the console.", no_args_is_help=True)
+
+ROLES = {"admin": "tenant_admin", "viewer": "tenant_viewer", "operator": "operator"}
+
+
+@app.command()
+def create(
+    email: str,
+    tenant: Annotated[str | None, typer.Option(help="The tenant; none for an operator.")] = None,
+    role: Annotated[str, typer.Option(help="admin, viewer or operator.")] = "admin",
+    as_json: JsonFlag = False,
+) -> None:
+    """Invite a user; prints the link at which they choose a password."""
+    if role not in ROLES:
+        fail(f"{role!r} is no role; choose {', '.join(ROLES)}")
+
+    async def act(platform: Platform, session: AsyncSession) -> dict[str, Any]:
+        invitation = await service.invite(
+            session,
+            email=email,
+            role=cast(UserRole, ROLES[role]),
+            tenant=None if tenant is None else await tenants.find_by_name(session, tenant),
+            secrets=platform.secrets,
+            passwords=platform.passwords,
+            settings=platform.settings,
+            now=platform.clock.now(),
+            actor=ACTOR,
+        )
+        link = link_url(platform.settings, invitation)
+        return {"id": invitation.user.id, "email": invitation.user.email, "link": link}
+
+    made = in_transaction(act)
+    if as_json:
+        print_json(made)
+        return
+    console.print(f"Send this link to {made['email']}; it works once:")
+    console.print(made["link"], soft_wrap=True, highlight=False)
+
+
+@app.command("list")
+def list_(as_json: JsonFlag = False) -> None:
+    """List the users."""
+
+    async def act(_: Platform, session: AsyncSession) -> list[dict[str, Any]]:
+        fields = ("id", "email", "role", "tenant_id", "status", "last_sign_in_at")
+        rows = await service.list_users(session, tenant_id=None, limit=10_000)
+        return [{name: getattr(user, name) for name in fields} for user in rows]
+
+    print_rows(
+        in_transaction(act),
+        ("email", "role", "tenant_id", "status", "last_sign_in_at"),
+        as_json=as_json,
+        empty="There is no user yet: loramux users create EMAIL --tenant NAME",
+    )

@@ -1,0 +1,1 @@
+"""The console: server-rendered pages over the same services as the API."""

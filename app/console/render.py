@@ -1,0 +1,92 @@
+"""Pages from templates: what every page is given, and how an error becomes one."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from app.api_docs import WEB
+from app.caller import Caller
+from app.errors import AppError
+
+TENANT_PAGES = (
+    ("Adapters", "/console/adapters"),
+    ("Playground", "/console/playground"),
+    ("Keys", "/console/keys"),
+)
+OPERATOR_PAGES = (("Tenants", "/console/tenants"),)
+HEADINGS = {
+    403: "Not for you",
+    404: "Not found",
+    405: "Not possible here",
+    429: "Too often",
+    503: "Not available now",
+}
+
+_templates = Environment(
+    loader=FileSystemLoader(WEB / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NavigationItem:
+    label: str
+    href: str
+    current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Who looks at the page, as its corner shows it."""
+
+    email: str
+    place: str
+
+
+def render(
+    request: Request, template: str, *, status: int = 200, **context: object
+) -> HTMLResponse:
+    """`console/{template}` with the navigation of whoever is signed in."""
+    caller: Caller | None = getattr(request.state, "caller", None)
+    shared: dict[str, Any] = {"navigation": _navigation(caller, request.url.path)}
+    shared["viewer"] = None if caller is None else Viewer(caller.label, _place(caller))
+    html = _templates.get_template(f"console/{template}").render(**shared, **context)
+    return HTMLResponse(html, status_code=status)
+
+
+def error_page(request: Request, error: AppError) -> HTMLResponse:
+    """The sentence of a refusal, on a page of its own."""
+    heading = HEADINGS.get(error.status, "That did not work")
+    request_id = getattr(request.state, "request_id", "") if error.status >= 500 else ""
+    return render(
+        request,
+        "error.html",
+        status=error.status,
+        heading=heading,
+        message=error.message,
+        request_id=request_id,
+    )
+
+
+def home(caller: Caller) -> str:
+    """The first page for this role."""
+    return (OPERATOR_PAGES if caller.role == "operator" else TENANT_PAGES)[0][1]
+
+
+def _navigation(caller: Caller | None, path: str) -> list[NavigationItem]:
+    if caller is None:
+        return []
+    pages = OPERATOR_PAGES if caller.role == "operator" else TENANT_PAGES
+    return [NavigationItem(label, href, path.startswith(href)) for label, href in pages]
+
+
+def _place(caller: Caller) -> str:
+    if caller.role == "operator":
+        return "operator"
+    return f"{caller.tenant_name}, {'admin' if caller.role == 'tenant_admin' else 'viewer'}"

@@ -1,0 +1,1 @@
+"""`Idempotency-Key`: a request that is sent twice creates once, and both get the same answer."""

@@ -1,0 +1,129 @@
+"""The bodies as /docs shows them. What a call accepts is decided in `schemas`, which a test of
+this file compares with it."""
+
+from typing import Any
+
+from app.inference.schemas import MOST_COMPLETION_LOGPROBS, MOST_TOP_LOGPROBS
+
+
+def _number(low: float, high: float, default: float, about: str) -> dict[str, Any]:
+    return {
+        "type": "number",
+        "minimum": low,
+        "maximum": high,
+        "default": default,
+        "description": about,
+    }
+
+
+_SHARED: dict[str, Any] = {
+    "model": {"type": "string", "description": "A name from GET /v1/models, or an adapter's id."},
+    "stream": {"type": "boolean", "default": False},
+    "stream_options": {
+        "type": "object",
+        "properties": {"include_usage": {"type": "boolean"}},
+        "description": "With include_usage, one last chunk carries the usage and no choices.",
+    },
+    "n": {"type": "integer", "minimum": 1, "default": 1, "description": "Number of choices."},
+    "stop": {
+        "oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+        "description": "The answer ends before the first of these.",
+    },
+    "seed": {"type": "integer", "description": "Equal seeds draw equal random numbers."},
+    "max_tokens": {"type": "integer", "minimum": 1, "description": "Per choice."},
+    "max_completion_tokens": {"type": "integer", "minimum": 1, "description": "The newer name."},
+    "temperature": _number(0, 2, 1, "0 takes the most likely token."),
+    "top_p": _number(0, 1, 1, "Keeps the most likely tokens of this total probability."),
+    "top_k": {"type": "integer", "default": 0, "description": "Keeps this many; 0 or -1: all."},
+    "min_p": _number(0, 1, 0, "Drops tokens below this share of the most likely one's."),
+    "repetition_penalty": _number(0.01, 10, 1, "Divides the logits of tokens already there."),
+    "presence_penalty": _number(-2, 2, 0, "Lowers tokens that were generated."),
+    "frequency_penalty": _number(-2, 2, 0, "Lowers tokens by how often they were generated."),
+    "logit_bias": {
+        "type": "object",
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "description": "Token id to what is added to its logit.",
+    },
+    "response_format": {
+        "type": "object",
+        "properties": {"type": {"type": "string", "enum": ["text"]}},
+    },
+    "loramux": {
+        "type": "object",
+        "properties": {
+            "ttft_ms": {"type": "number", "description": "May only loosen the tenant's budget."},
+            "tpot_ms": {"type": "number", "description": "May only loosen the tenant's budget."},
+        },
+    },
+    "user": {"type": "string", "description": "Without effect."},
+    "metadata": {"type": "object", "description": "Without effect."},
+    "store": {"type": "boolean", "enum": [False], "description": "Without effect."},
+    "service_tier": {
+        "type": "string",
+        "enum": ["auto", "default"],
+        "description": "Without effect.",
+    },
+    "parallel_tool_calls": {"type": "boolean", "description": "Without effect."},
+    "prompt_cache_key": {"type": "string", "description": "Without effect."},
+    "safety_identifier": {"type": "string", "description": "Without effect."},
+}
+
+_CHAT: dict[str, Any] = {
+    "messages": {
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "type": "object",
+            "required": ["role", "content"],
+            "properties": {
+                "role": {
+                    "type": "string",
+                    "enum": ["system", "developer", "user", "assistant"],
+                },
+                "content": {
+                    "oneOf": [
+                        {"type": "string"},
+                        {
+                            "type": "array",
+                            "items": {
+                                "type": "object",
+                                "required": ["type", "text"],
+                                "properties": {
+                                    "type": {"type": "string", "enum": ["text"]},
+                                    "text": {"type": "string"},
+                                },
+                            },
+                        },
+                    ]
+                },
+            },
+        },
+    },
+    "logprobs": {"type": "boolean", "default": False},
+    "top_logprobs": {"type": "integer", "minimum": 0, "maximum": MOST_TOP_LOGPROBS},
+}
+
+_COMPLETION: dict[str, Any] = {
+    "prompt": {
+        "oneOf": [
+            {"type": "string", "minLength": 1},
+            {"type": "array", "items": {"type": "integer"}, "minItems": 1},
+        ],
+        "description": "One text, or the ids of its tokens.",
+    },
+    "logprobs": {"type": "integer", "minimum": 0, "maximum": MOST_COMPLETION_LOGPROBS},
+}
+
+
+def _body(required: str, properties: dict[str, Any]) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "required": ["model", required],
+        "properties": properties,
+        "additionalProperties": False,
+    }
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+CHAT_BODY = _body("messages", _CHAT | _SHARED)
+COMPLETION_BODY = _body("prompt", _COMPLETION | _SHARED)

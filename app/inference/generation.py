@@ -1,0 +1,197 @@
+"""One admitted call while it runs: tokens in, text out, and one settlement at the end.
+
+    deltas()   reads the engine, detokenizes, holds stop strings back, yields what may go out
+    abandon()  the client went away: cancels in the engine at once; what comes after is overshoot
+
+However it ends, `Account.settle` is called once, before `deltas()` returns or raises.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from app.clock import Clock
+from app.inference.account import Account, Outcome
+from app.inference.engines import Engine
+from app.inference.refusals import refusal, reported
+from app.usage.entries import Status
+from engine.errors import EngineError
+from engine.text import TextCodec, TextStream
+from engine.types import GenerateRequest, RequestOutput, RequestUsage, TokenLogprobs
+
+LAST_WORD_S = 2.0
+"""How long the engine's own counts are waited for after it was told to stop."""
+
+
+@dataclass(slots=True)
+class Delta:
+    """Text of one choice that may go out now. `finish` ends the choice: "stop" or "length"."""
+
+    choice: int
+    text: str
+    logprobs: list[TokenLogprobs] | None = None
+    finish: str | None = None
+
+
+@dataclass(slots=True)
+class _Choice:
+    stream: TextStream
+    tokens: int = 0  # that are billed
+    finish: str | None = None
+
+
+@dataclass(slots=True)
+class Counts:
+    """The call's usage, complete when `deltas()` has ended."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass
+class Generation:
+    """`started_ms` is when the call arrived (monotonic)."""
+
+    request: GenerateRequest
+    engine: Engine
+    codec: TextCodec
+    stops: Sequence[str]
+    account: Account
+    clock: Clock
+    started_ms: float
+    prompt_param: str  # "messages" or "prompt": what a refusal of the prompt names
+    counts: Counts = field(init=False)
+    abandoned: bool = False
+    _overshoot: int = 0
+    _ttft_ms: float | None = None
+    _usage: RequestUsage | None = None
+    _cut: bool = False  # by a stop string: the engine counts more than is billed
+    _cancelling: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.counts = Counts(prompt_tokens=len(self.request.prompt))
+        self._choices = [
+            _Choice(TextStream(self.codec, self.stops)) for _ in range(self.request.choices)
+        ]
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """Raises AppError when the engine refuses or fails; ends silently after `abandon()`."""
+        self.engine.in_flight.add(self.request.request_id)
+        outputs = self.engine.client.generate(self.request)
+        status: Status = "failed"
+        error_code: str | None = "interrupted"
+        try:
+            async for output in outputs:
+                if output.finish == "error" or output.error_code is not None:
+                    self._usage = output.usage
+                    raise reported(
+                        output.error_code,
+                        output.error_message,
+                        adapter=self.request.adapter is not None,
+                    )
+                for delta in self._take(output):
+                    yield delta
+                if self._usage is None and all(choice.finish for choice in self._choices):
+                    break
+            if self._usage is None:
+                await self._last_word(outputs)
+            status, error_code = "completed", None
+        except EngineError as error:
+            error_code = error.code
+            if self.abandoned:
+                return
+            raise refusal(error, self.prompt_param) from error
+        finally:
+            self.engine.in_flight.discard(self.request.request_id)
+            with suppress(EngineError):
+                await _close(outputs)
+            await self._settle("cancelled" if self.abandoned else status, error_code)
+
+    def abandon(self) -> None:
+        """The client is gone. Safe to call more than once, and after the end."""
+        if not self.abandoned:
+            self.abandoned = True
+            self._cancel_in_engine()
+
+    # ---------------------------------------------------------------------- inside
+
+    def _take(self, output: RequestOutput) -> list[Delta]:
+        if output.usage is not None:
+            self._usage = output.usage
+        choice = self._choices[output.choice]
+        generated = len(output.token_ids) + (output.stop_token is not None)
+        if self.abandoned or choice.finish is not None:
+            self._overshoot += generated
+            choice.finish = choice.finish or output.finish
+            return []
+        if generated and self._ttft_ms is None:
+            self._ttft_ms = self.clock.monotonic_ms() - self.started_ms
+        piece = choice.stream.push(output.token_ids)
+        text, stopped = piece.text, piece.stopped
+        if stopped is not None:
+            choice.tokens += piece.used
+            self._overshoot += generated - piece.used
+            self._cut = self._cut or output.finish is None or generated > piece.used
+            choice.finish = "stop"
+        else:
+            choice.tokens += generated
+            if output.finish is not None:
+                rest = choice.stream.finish()
+                text += rest.text
+                choice.finish = "stop" if rest.stopped is not None else output.finish
+        logprobs = output.logprobs[: piece.used] if output.logprobs else None
+        if not (text or logprobs or choice.finish):
+            return []
+        return [Delta(output.choice, text, logprobs, choice.finish)]
+
+    async def _last_word(self, outputs: AsyncIterator[RequestOutput]) -> None:
+        """All choices ended here, not in the engine: stops it and reads its own counts."""
+        self._cancel_in_engine()
+        with suppress(TimeoutError, EngineError):
+            async with asyncio.timeout(LAST_WORD_S):
+                async for output in outputs:
+                    self._take(output)
+                    if self._usage is not None:
+                        return
+
+    def _cancel_in_engine(self) -> None:
+        if self._cancelling is None:
+            self._cancelling = asyncio.create_task(self._cancel())
+
+    async def _cancel(self) -> None:
+        with suppress(EngineError):
+            await self.engine.client.cancel(self.request.request_id)
+
+    async def _settle(self, status: Status, error_code: str | None) -> None:
+        usage = self._usage
+        completion = sum(choice.tokens for choice in self._choices)
+        if usage is not None:
+            self.counts.cached_tokens = usage.cached_tokens
+            if status == "completed" and not self._cut:
+                completion = usage.completion_tokens
+            else:
+                self._overshoot = max(self._overshoot, usage.completion_tokens - completion)
+        self.counts.completion_tokens = completion
+        nothing_done = status == "failed" and completion == 0
+        outcome = Outcome(
+            status=status,
+            error_code=error_code,
+            prompt_tokens=0 if nothing_done else self.counts.prompt_tokens,
+            cached_tokens=0 if nothing_done else self.counts.cached_tokens,
+            completion_tokens=completion,
+            overshoot_tokens=self._overshoot,
+            finish_reasons=[choice.finish for choice in self._choices if choice.finish],
+            queue_ms=usage.queue_ms if usage else None,
+            adapter_wait_ms=usage.adapter_wait_ms if usage else None,
+            ttft_ms=self._ttft_ms,
+            total_ms=self.clock.monotonic_ms() - self.started_ms,
+        )
+        await self.account.settle(outcome)
+
+
+async def _close(outputs: AsyncIterator[RequestOutput]) -> None:
+    """Closing the engine's iterator cancels whatever still runs there."""
+    if isinstance(outputs, AsyncGenerator):
+        await outputs.aclose()

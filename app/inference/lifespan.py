@@ -1,0 +1,109 @@
+"""Opens and closes what calls need: engines, limits, ledger. Api and worker use it alike."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import structlog
+
+from app.adapters.base_models import remember
+from app.errors import Overloaded
+from app.inference.engines import EngineLink, EngineRouter
+from app.limits.open import open_limits
+from app.platform import CheckResult, Platform, ReadinessCheck
+from app.processes import curve_dir
+from app.settings import Settings
+from app.usage.metrics import usage_metrics
+from app.usage.service import Ledger
+from app.usage.spool import Spool
+from engine.client import EngineClient, load_client_curve
+from engine.text import TextCodec
+from engine.types import ModelDescription
+
+TICK_S = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def lifespan(platform: Platform) -> AsyncIterator[None]:
+    """Sets `platform.engines`, `.limits` and `.ledger`; what a test has set stays."""
+    engines = platform.engines = platform.engines or open_router(platform)
+    limits = platform.limits = platform.limits or open_limits(
+        platform.settings.redis_url, platform.clock
+    )
+    ledger = platform.ledger = platform.ledger or open_ledger(platform)
+    platform.checks["engine"] = _engine_check(engines)
+    await engines.start()
+    await ledger.start()
+    ticker = asyncio.create_task(_tick(platform), name="ledger-tick")
+    try:
+        yield
+    finally:
+        ticker.cancel()
+        await asyncio.gather(ticker, return_exceptions=True)
+        await ledger.close()
+        await limits.close()
+        await engines.close()
+
+
+def open_router(platform: Platform) -> EngineRouter:
+    """The engines that the settings name; connects when it is started."""
+    settings = platform.settings
+
+    async def note(description: ModelDescription) -> None:
+        await remember(platform.db, description, platform.clock.now())
+
+    return EngineRouter(
+        settings.engines,
+        lambda: load_codec(settings.base_model),
+        lambda address: connect_engine(settings, address),
+        note,
+    )
+
+
+def open_ledger(platform: Platform) -> Ledger:
+    async def acknowledge(engine: str, request_ids: list[str]) -> None:
+        await platform.engines.acknowledge(engine, request_ids)
+
+    return Ledger(
+        platform.db,
+        platform.clock,
+        Spool(platform.settings.data_dir / "spool"),
+        usage_metrics(),
+        lease_s=platform.settings.ledger_lease_s,
+        acknowledge=acknowledge,
+    )
+
+
+@lru_cache(maxsize=2)
+def load_codec(base_model: Path) -> TextCodec:
+    """The base model's tokenizer and chat format, read once a process."""
+    return TextCodec.load(base_model)
+
+
+def connect_engine(settings: Settings, address: str) -> EngineLink:
+    if not address.startswith("tcp://"):
+        return EngineClient(address)
+    public_key = settings.engine_public_keys[settings.engines.index(address)]
+    return EngineClient(address, curve=load_client_curve(curve_dir(settings), public_key))
+
+
+def _engine_check(engines: EngineRouter) -> ReadinessCheck:
+    async def check() -> CheckResult:
+        problem = engines.problem()
+        return CheckResult(problem is None, problem or "an engine is ready")
+
+    return check
+
+
+async def _tick(platform: Platform) -> None:
+    while True:
+        await asyncio.sleep(TICK_S)
+        await platform.ledger.tick()
+        try:
+            await platform.limits.renew_seats()
+        except Overloaded as error:
+            log.warning("seats_not_renewed", error=error.code)

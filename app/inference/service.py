@@ -1,0 +1,238 @@
+"""Admission of a call: resolve, tokenize, check against model and tenant, reserve, open the row.
+
+Nothing reaches the engine before the ledger has the row, and no database session outlives this.
+"""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+
+from app.adapters.resolution import ResolvedModel, resolve_for_call
+from app.caller import Caller
+from app.errors import AppError, InvalidRequest
+from app.inference.account import Account
+from app.inference.engines import EngineRouter
+from app.inference.fields import refused
+from app.inference.generation import Generation
+from app.inference.refusals import refusal
+from app.inference.schemas import Call
+from app.limits.service import Limits, limit_headers, token_ceiling
+from app.platform import Platform
+from app.settings import Settings
+from app.usage.entries import OpenEntry
+from app.usage.service import Ledger
+from engine.errors import EngineError
+from engine.text import TextCodec
+from engine.types import GenerateRequest, LatencyBudget, ModelDescription, SamplingParams
+
+SMALLEST_NUCLEUS = 1e-9
+"""top_p=0, which keeps the most likely token alone; the engine wants a share above 0."""
+INLINE_CHARACTERS = 2_000
+"""A longer prompt is rendered and tokenized in a thread (about a millisecond on the loop)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A call that may run, and the headers of its answer."""
+
+    generation: Generation
+    model: ResolvedModel
+    description: ModelDescription
+    headers: dict[str, str]
+
+
+async def admit(platform: Platform, caller: Caller, call: Call, request_id: str) -> Admitted:
+    """Raises AppError; then nothing is held and nothing was billed."""
+    started_ms = platform.clock.monotonic_ms()
+    router: EngineRouter = platform.engines
+    limits: Limits = platform.limits
+    ledger: Ledger = platform.ledger
+    model = await resolve_for_call(platform.db, caller, call.model, request_id=request_id)
+    description = router.description(model.base_digest)
+    prompt = await encode_prompt(call, router.codec, description.vocab_size)
+    max_tokens = token_allowance(call, len(prompt), description, caller, platform.settings)
+    request = GenerateRequest(
+        request_id=request_id,
+        tenant=caller.tenant_id,
+        prompt=prompt,
+        sampling=sampling_params(call, max_tokens, description),
+        cache_salt=caller.tenant_salt,
+        adapter=model.ref,
+        choices=call.choices,
+        weight=caller.limits.weight,
+        budget=latency_budget(call.budget, caller),
+        deadline_ms=platform.settings.engine_timeout_s * 1000.0,
+    )
+    engine = router.choose(model.ref, model.base_digest)
+    reserved = len(prompt) + call.choices * max_tokens
+    held, decision = await limits.reserve(caller, request_id, reserved)
+    opened = False
+    try:
+        await ledger.open(
+            OpenEntry(
+                request_id=request_id,
+                tenant_id=caller.tenant_id,
+                key_id=caller.key_id,
+                user_id=caller.user_id,
+                adapter_id=model.adapter_id,
+                version_id=model.version_id,
+                model=_ledger_name(model),
+                endpoint=call.endpoint,
+                streamed=call.stream,
+                engine=engine.address,
+                reserved_tokens=reserved,
+                monthly=_monthly(caller),
+            )
+        )
+        opened = True
+    except AppError as error:
+        error.limit_headers = limit_headers(decision)
+        raise
+    finally:
+        if not opened:
+            await limits.settle(held, tokens=0, refund_request=True)
+    generation = Generation(
+        request=request,
+        engine=engine,
+        codec=router.codec,
+        stops=call.sampling.stop,
+        account=Account(request_id, engine.address, ledger, limits, held, platform.clock),
+        clock=platform.clock,
+        started_ms=started_ms,
+        prompt_param=call.prompt_param,
+    )
+    headers = limit_headers(decision) | {"x-loramux-adapter": adapter_header(model)}
+    return Admitted(generation, model, description, headers)
+
+
+async def encode_prompt(call: Call, codec: TextCodec, vocab_size: int) -> list[int]:
+    """The prompt's token ids; long texts leave the event loop free."""
+    if call.token_ids is not None:
+        for index, token_id in enumerate(call.token_ids):
+            if token_id >= vocab_size:
+                raise refused(f"prompt[{index}]", f"is no token of this model: it has {vocab_size}")
+        return list(call.token_ids)
+    try:
+        if call.messages is not None:
+            messages = call.messages
+            if sum(len(message["content"]) for message in messages) > INLINE_CHARACTERS:
+                ids = await asyncio.to_thread(codec.encode_chat, messages)
+            else:
+                ids = codec.encode_chat(messages)
+        else:
+            text = call.text or ""
+            if len(text) > INLINE_CHARACTERS:
+                ids = await asyncio.to_thread(codec.encode, text, True)
+            else:
+                ids = codec.encode(text, True)
+    except EngineError as error:
+        raise refusal(error, call.prompt_param) from error
+    if not ids:
+        raise refused(call.prompt_param, "has no tokens; send some text", code="empty_prompt")
+    return ids
+
+
+def token_allowance(
+    call: Call, prompt: int, description: ModelDescription, caller: Caller, settings: Settings
+) -> int:
+    """Tokens that each choice may have: what was asked, or a default that fits every limit."""
+    room = description.context_length - prompt
+    asked, param = call.sampling.max_tokens, call.sampling.max_tokens_param
+    if room < 1 or (asked or 0) > room:
+        needs = f"{prompt} tokens" if room < 1 else f"{prompt} + {asked} tokens ({param})"
+        raise InvalidRequest(
+            f"the model's context is {description.context_length} tokens and this call needs "
+            f"{needs if room >= 1 else needs + ' for the prompt alone'}; shorten the prompt"
+            + (f" or lower {param}" if asked else ""),
+            code="context_length_exceeded",
+            param=call.prompt_param if room < 1 else param,
+        )
+    ceiling = caller.limits.max_tokens
+    if asked is not None:
+        if ceiling is not None and asked > ceiling:
+            raise refused(
+                param,
+                f"is {asked} and this tenant's limit is {ceiling}; send at most {ceiling}",
+                code="max_tokens_exceeds_limit",
+            )
+        return asked
+    bounds = [settings.default_max_tokens, room]
+    if ceiling is not None:
+        bounds.append(ceiling)
+    per_minute = token_ceiling(caller)
+    if per_minute is not None:
+        bounds.append(max(1, (per_minute - prompt) // call.choices))
+    return min(bounds)
+
+
+def sampling_params(call: Call, max_tokens: int, description: ModelDescription) -> SamplingParams:
+    """The engine's parameters; a call without a seed gets a random one."""
+    wanted = call.sampling
+    for token_id in wanted.logit_bias:
+        if token_id >= description.vocab_size:
+            raise refused(
+                f"logit_bias['{token_id}']",
+                f"is no token of this model: it has {description.vocab_size}",
+            )
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=wanted.temperature,
+        top_p=max(wanted.top_p, SMALLEST_NUCLEUS),
+        top_k=min(wanted.top_k, description.vocab_size),
+        min_p=wanted.min_p,
+        repetition_penalty=wanted.repetition_penalty,
+        presence_penalty=wanted.presence_penalty,
+        frequency_penalty=wanted.frequency_penalty,
+        logit_bias=wanted.logit_bias,
+        logprobs=wanted.logprobs,
+        seed=secrets.randbits(63) if wanted.seed is None else wanted.seed,
+    )
+
+
+def latency_budget(asked: LatencyBudget | None, caller: Caller) -> LatencyBudget:
+    """The tenant's budget, loosened where the call asks for it and never tightened."""
+    own = caller.limits
+    if asked is None:
+        return LatencyBudget(ttft_ms=own.ttft_ms, tpot_ms=own.tpot_ms)
+    return LatencyBudget(
+        ttft_ms=_loosened("ttft_ms", asked.ttft_ms, own.ttft_ms),
+        tpot_ms=_loosened("tpot_ms", asked.tpot_ms, own.tpot_ms),
+    )
+
+
+def _loosened(name: str, wanted: float | None, own: float | None) -> float | None:
+    if wanted is None:
+        return own
+    if own is None:
+        raise refused(
+            f"loramux.{name}",
+            "may only loosen this tenant's budget, and it has none; remove it",
+            code="budget_tightened",
+        )
+    if wanted < own:
+        raise refused(
+            f"loramux.{name}",
+            f"may only loosen this tenant's budget of {own:g} ms; send at least that",
+            code="budget_tightened",
+        )
+    return wanted
+
+
+def adapter_header(model: ResolvedModel) -> str:
+    """What answered: "adp_…@v3; <digest>", or "base; <digest>"."""
+    if model.adapter_id is None:
+        return f"base; {model.base_digest}"
+    return f"{model.adapter_id}@v{model.version_number}; {model.digest}"
+
+
+def _ledger_name(model: ResolvedModel) -> str:
+    if model.adapter_id is None:
+        return model.name
+    return f"{model.adapter_name}@v{model.version_number}"
+
+
+def _monthly(caller: Caller) -> dict[str, int | None]:
+    owners = {caller.tenant_id: caller.limits.monthly_tokens}
+    if caller.key_id is not None:
+        owners[caller.key_id] = caller.key_limits.monthly_tokens
+    return owners

@@ -1,0 +1,1 @@
+"""API keys: made, shown once, verified, rotated, revoked."""

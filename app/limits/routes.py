@@ -1,0 +1,52 @@
+"""GET /v1/limits: what the caller may use and what of it is used."""
+
+from fastapi import APIRouter, Response
+
+from app.auth import ApiCaller
+from app.deps import PlatformDep, ReadSession
+from app.limits.schemas import LimitsObject, MonthObject, WindowObject
+from app.limits.service import Limits, limit_headers
+from app.usage.service import month_standing
+
+router = APIRouter(prefix="/v1", tags=["limits"])
+
+
+@router.get("/limits")
+async def read_limits(
+    caller: ApiCaller, platform: PlatformDep, session: ReadSession, response: Response
+) -> LimitsObject:
+    """The tenant's limits, those of this key, and where both stand."""
+    limits: Limits = platform.limits
+    decision = await limits.peek(caller)
+    response.headers.update(limit_headers(decision))
+    own = caller.limits
+    of_tenant = sum(limit is not None for limit in (own.requests_per_minute, own.tokens_per_minute))
+    months = []
+    owners = [("tenant", caller.tenant_id, own.monthly_tokens)]
+    if caller.key_id is not None:
+        owners.append(("key", caller.key_id, caller.key_limits.monthly_tokens))
+    for scope, owner, limit in owners:
+        used, reserved = await month_standing(session, owner, platform.clock.now())
+        months.append(MonthObject(scope=scope, limit=limit, used=used, reserved=reserved))
+    return LimitsObject(
+        per_minute=[
+            WindowObject(
+                scope="tenant" if index < of_tenant else "key",
+                name=level.name,
+                limit=level.limit,
+                used=level.used,
+                remaining=level.remaining,
+                reset_ms=level.reset_ms,
+            )
+            for index, level in enumerate(decision.levels)
+        ],
+        max_concurrent=own.max_concurrent,
+        concurrent=await limits.concurrent(caller),
+        monthly_tokens=months,
+        max_tokens=own.max_tokens,
+        max_adapters=own.max_adapters,
+        max_stored_bytes=own.max_stored_bytes,
+        max_rank=own.max_rank,
+        ttft_ms=own.ttft_ms,
+        tpot_ms=own.tpot_ms,
+    )

@@ -1,0 +1,39 @@
+"""What /v1/limits answers."""
+
+from pydantic import BaseModel
+
+
+class WindowObject(BaseModel):
+    """One limit per minute, of the tenant or of this key."""
+
+    scope: str  # tenant | key
+    name: str  # requests | tokens
+    limit: int
+    used: int
+    remaining: int
+    reset_ms: int
+
+
+class MonthObject(BaseModel):
+    """Tokens of this calendar month in UTC; `limit` null means none."""
+
+    scope: str
+    limit: int | None
+    used: int
+    reserved: int
+
+
+class LimitsObject(BaseModel):
+    """Limits of the caller, and where it stands. Null means no limit."""
+
+    object: str = "limits"
+    per_minute: list[WindowObject]
+    max_concurrent: int | None
+    concurrent: int
+    monthly_tokens: list[MonthObject]
+    max_tokens: int | None
+    max_adapters: int | None
+    max_stored_bytes: int | None
+    max_rank: int
+    ttft_ms: float | None
+    tpot_ms: float | None

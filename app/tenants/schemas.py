@@ -1,0 +1,64 @@
+"""What the operator API takes and answers for tenants."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.tenants.models import Tenant
+
+INT32 = 2**31 - 1
+Count = Annotated[int, Field(ge=1, le=INT32, strict=True)]
+Large = Annotated[int, Field(ge=1, le=2**53, strict=True)]
+Milliseconds = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]
+
+
+class TenantLimitsIn(BaseModel):
+    """Limits to set; null returns one to the platform's default."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
+    ttft_ms: Milliseconds | None = None
+    tpot_ms: Milliseconds | None = None
+    requests_per_minute: Count | None = None
+    tokens_per_minute: Count | None = None
+    max_concurrent: Count | None = None
+    monthly_tokens: Large | None = None
+    max_adapters: Annotated[int, Field(ge=0, le=INT32, strict=True)] | None = None
+    max_stored_bytes: Annotated[int, Field(ge=0, le=2**53, strict=True)] | None = None
+    max_rank: Count | None = None
+    max_tokens: Count | None = None
+
+
+class TenantIn(TenantLimitsIn):
+    name: str = Field(max_length=63)
+
+    def limits(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"name"}, exclude_none=True)
+
+
+class TenantOut(BaseModel):
+    id: str
+    object: Literal["tenant"] = "tenant"
+    name: str
+    status: Literal["active", "suspended"]
+    weight: float
+    ttft_ms: float | None
+    tpot_ms: float | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    max_concurrent: int | None
+    monthly_tokens: int | None
+    max_adapters: int | None
+    max_stored_bytes: int | None
+    max_rank: int | None
+    max_tokens: int | None
+    created_at: datetime
+    updated_at: datetime
+
+    @classmethod
+    def of(cls, tenant: Tenant) -> "TenantOut":
+        """Without the salt, which is nobody's business."""
+        names = cls.model_fields.keys() - {"object"}
+        return cls(**{name: getattr(tenant, name) for name in names})

@@ -1,0 +1,87 @@
+"""The ledger and what is derived from it in the same transaction or by roll-up."""
+
+from datetime import datetime
+
+from sqlalchemy import JSON, BigInteger, Boolean, Float, Index, Integer, String, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.db import Base
+
+
+class UsageRecord(Base):
+    """One admitted request. `open` while it runs; closed once, by whoever comes first.
+
+    Identifiers are kept as plain text: the ledger outlives keys, adapters and tenants.
+    """
+
+    __tablename__ = "usage_records"
+    __table_args__ = (
+        Index("ix_usage_records_tenant_started", "tenant_id", "started_at"),
+        Index("ix_usage_records_closed", "closed_at"),
+        Index(
+            "ix_usage_records_open_lease",
+            "lease_until",
+            sqlite_where=text("status = 'open'"),
+            postgresql_where=text("status = 'open'"),
+        ),
+    )
+
+    request_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(String(40))
+    key_id: Mapped[str | None] = mapped_column(String(40))
+    user_id: Mapped[str | None] = mapped_column(String(40))
+    adapter_id: Mapped[str | None] = mapped_column(String(40))
+    version_id: Mapped[str | None] = mapped_column(String(40))
+    model: Mapped[str] = mapped_column(String(200))  # the resolved name: "support-bot@v3"
+    endpoint: Mapped[str] = mapped_column(String(24))  # chat.completions | completions
+    streamed: Mapped[bool] = mapped_column(Boolean)
+    engine: Mapped[str] = mapped_column(String(200))  # its address: whose journal knows the rest
+    status: Mapped[str] = mapped_column(String(12))  # open completed cancelled failed
+    closed_by: Mapped[str | None] = mapped_column(String(12))  # api spool sweep
+    error_code: Mapped[str | None] = mapped_column(String(64))
+    finish_reasons: Mapped[list[str] | None] = mapped_column(JSON)
+    reserved_tokens: Mapped[int] = mapped_column(BigInteger)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    overshoot_tokens: Mapped[int] = mapped_column(BigInteger)  # generated, never billed
+    started_at: Mapped[datetime]
+    started_hour: Mapped[int] = mapped_column(Integer)  # hours since the epoch: what is grouped by
+    lease_until: Mapped[datetime]
+    closed_at: Mapped[datetime | None]
+    queue_ms: Mapped[float | None] = mapped_column(Float)
+    adapter_wait_ms: Mapped[float | None] = mapped_column(Float)
+    ttft_ms: Mapped[float | None] = mapped_column(Float)
+    total_ms: Mapped[float | None] = mapped_column(Float)
+
+
+class UsageMonth(Base):
+    """Tokens of a tenant or a key in one calendar month (UTC), kept in the ledger's transactions.
+
+    `tokens` is what closed rows bill, `reserved` what open rows may still bill.
+    """
+
+    __tablename__ = "usage_months"
+
+    owner_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    month: Mapped[str] = mapped_column(String(7), primary_key=True)  # "2026-11"
+    tokens: Mapped[int] = mapped_column(BigInteger)
+    reserved: Mapped[int] = mapped_column(BigInteger)
+
+
+class UsageDaily(Base):
+    """Closed rows of one day (UTC), added up. Empty strings stand for "none" in the key."""
+
+    __tablename__ = "usage_daily"
+
+    tenant_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    day: Mapped[int] = mapped_column(Integer, primary_key=True)  # days since the epoch
+    key_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    adapter_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    model: Mapped[str] = mapped_column(String(200), primary_key=True)
+    requests: Mapped[int] = mapped_column(BigInteger)
+    cancelled: Mapped[int] = mapped_column(BigInteger)
+    failed: Mapped[int] = mapped_column(BigInteger)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)

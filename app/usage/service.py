@@ -1,0 +1,207 @@
+"""The ledger: opens a row before the engine sees a request, and closes it exactly once.
+
+open()        commits the row; no row, no request (503 `ledger_unavailable`)
+close_soon()  never waits: a writer closes rows in groups, and spools them when it cannot
+tick()        renews the leases of running requests and replays the spool
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+
+import structlog
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.clock import Clock
+from app.db import Database
+from app.errors import Conflict, Overloaded, RateLimited
+from app.usage import repository
+from app.usage.entries import FinalEntry, OpenEntry, month_of
+from app.usage.metrics import UsageMetrics
+from app.usage.spool import Spool
+
+DATABASE_TIMEOUT_S = 10.0
+GROUP = 200
+"""Most rows closed in one transaction."""
+DATABASE_AWAY = (SQLAlchemyError, OSError, TimeoutError)
+
+Acknowledge = Callable[[str, list[str]], Awaitable[None]]
+"""Tells an engine (by address) that its journal entries of these requests may go."""
+
+log = structlog.get_logger(__name__)
+
+
+class Ledger:
+    """One per process. `acknowledge` is called after rows are safely closed."""
+
+    def __init__(
+        self,
+        db: Database,
+        clock: Clock,
+        spool: Spool,
+        metrics: UsageMetrics,
+        *,
+        lease_s: float,
+        acknowledge: Acknowledge,
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._spool = spool
+        self._metrics = metrics
+        self._lease_s = lease_s
+        self._acknowledge = acknowledge
+        self._running: set[str] = set()
+        self._finals: asyncio.Queue[FinalEntry] = asyncio.Queue()
+        self._renew_at_ms = 0.0
+        self._spooled = True  # files of an earlier process may be waiting
+        self._writer: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> frozenset[str]:
+        """Ids of requests that were admitted here and have not ended."""
+        return frozenset(self._running)
+
+    async def start(self) -> None:
+        self._writer = asyncio.create_task(self._write_forever(), name="ledger-writer")
+
+    async def close(self) -> None:
+        """Writes or spools everything that has ended, then stops."""
+        if self._writer is None:
+            return
+        await self.drain()
+        self._writer.cancel()
+        await asyncio.gather(self._writer, return_exceptions=True)
+        self._writer = None
+
+    async def drain(self) -> None:
+        """Returns when every final entry handed in so far is in the database or in the spool."""
+        await self._finals.join()
+
+    async def open(self, entry: OpenEntry) -> None:
+        """Commits the open row and reserves its tokens of the month, or raises.
+
+        Overloaded: the database is away. RateLimited: the month's tokens do not suffice.
+        Conflict: the request id already has a row.
+        """
+        now = self._clock.now()
+        try:
+            async with asyncio.timeout(DATABASE_TIMEOUT_S), self._db.transaction() as session:
+                lease_until = repository.lease_end(now, self._lease_s)
+                await repository.insert_open(session, entry, now, lease_until)
+                for owner in sorted(entry.monthly):
+                    limit = entry.monthly[owner]
+                    tokens, month = entry.reserved_tokens, month_of(now)
+                    if not await repository.reserve_month(session, owner, month, tokens, limit):
+                        raise _month_is_spent(limit or 0, tokens, now)
+        except IntegrityError as error:
+            raise Conflict(
+                "a request with this id was already made; send each request with an id of its own",
+                code="duplicate_request_id",
+            ) from error
+        except DATABASE_AWAY as error:
+            log.warning("ledger_unavailable", error=type(error).__name__)
+            raise Overloaded(
+                "usage cannot be recorded now, so no request is started; retry in a few seconds",
+                code="ledger_unavailable",
+                retry_after_ms=2000,
+            ) from error
+        self._running.add(entry.request_id)
+        self._metrics.running(len(self._running))
+
+    def close_soon(self, entry: FinalEntry) -> None:
+        """Hands over how a request ended. Never waits and never raises."""
+        self._running.discard(entry.request_id)
+        self._metrics.running(len(self._running))
+        self._finals.put_nowait(entry)
+
+    async def tick(self) -> None:
+        """Every few seconds: leases of running requests, then what the spool holds."""
+        if self._spooled:
+            await self.replay()
+        now_ms = self._clock.monotonic_ms()
+        if self._running and now_ms >= self._renew_at_ms:
+            try:
+                async with asyncio.timeout(DATABASE_TIMEOUT_S), self._db.transaction() as session:
+                    until = repository.lease_end(self._clock.now(), self._lease_s)
+                    await repository.renew_leases(session, sorted(self._running), until)
+                self._renew_at_ms = now_ms + self._lease_s * 1000.0 / 4
+            except DATABASE_AWAY as error:
+                log.warning("leases_not_renewed", error=type(error).__name__)
+
+    async def replay(self) -> int:
+        """Closes the rows that wait in the spool; returns how many were closed."""
+        entries = await asyncio.to_thread(self._spool.entries)
+        self._metrics.spooled(len(entries))
+        if not entries:
+            self._spooled = False
+            return 0
+        try:
+            closed = await self.write(entries, "spool")
+        except DATABASE_AWAY:
+            return 0
+        await asyncio.to_thread(self._spool.remove, [entry.request_id for entry in entries])
+        self._metrics.spooled(0)
+        return closed
+
+    async def write(self, entries: Sequence[FinalEntry], closed_by: str) -> int:
+        """Closes rows in one transaction; raises what `DATABASE_AWAY` names. First close wins."""
+        async with asyncio.timeout(DATABASE_TIMEOUT_S), self._db.transaction() as session:
+            closed = []
+            for entry in sorted(entries, key=lambda entry: entry.request_id):
+                row = await repository.close_row(session, entry, closed_by)
+                if row is not None:
+                    closed.append((row, entry))
+            await repository.settle_months(session, closed)
+        self._metrics.closed(entry for _, entry in closed)
+        await self._acknowledge_all(entries)
+        return len(closed)
+
+    async def _write_forever(self) -> None:
+        while True:
+            group = [await self._finals.get()]
+            while len(group) < GROUP and not self._finals.empty():
+                group.append(self._finals.get_nowait())
+            try:
+                await self._write_or_spool(group)
+            finally:
+                for _ in group:
+                    self._finals.task_done()
+
+    async def _write_or_spool(self, group: list[FinalEntry]) -> None:
+        try:
+            await self.write(group, "api")
+        except DATABASE_AWAY as error:
+            log.warning("rows_spooled", rows=len(group), error=type(error).__name__)
+            self._spooled = True
+            for entry in group:
+                await self._spool_one(entry)
+
+    async def _spool_one(self, entry: FinalEntry) -> None:
+        try:
+            await asyncio.to_thread(self._spool.put, entry)
+        except OSError as error:  # the sweep will close the row from the engine's journal
+            log.error("row_not_spooled", request_id=entry.request_id, error=type(error).__name__)
+
+    async def _acknowledge_all(self, entries: Sequence[FinalEntry]) -> None:
+        by_engine: dict[str, list[str]] = {}
+        for entry in entries:
+            by_engine.setdefault(entry.engine, []).append(entry.request_id)
+        for engine, request_ids in by_engine.items():
+            await self._acknowledge(engine, request_ids)
+
+
+async def month_standing(session: AsyncSession, owner_id: str, now: datetime) -> tuple[int, int]:
+    """(billed, reserved) tokens of a tenant or a key in the current calendar month (UTC)."""
+    return await repository.month_used(session, owner_id, month_of(now))
+
+
+def _month_is_spent(limit: int, tokens: int, now: datetime) -> RateLimited:
+    first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    following = (first + timedelta(days=32)).replace(day=1)
+    return RateLimited(
+        f"the limit is {limit} tokens a month (UTC) and what is left does not cover this call's "
+        f"{tokens} (prompt and max_tokens); lower max_tokens or ask for a higher limit",
+        code="monthly_tokens_exceeded",
+        retry_after_ms=int((following - now).total_seconds() * 1000) + 1000,
+    )

@@ -1,0 +1,1 @@
+"""People: operators and tenants' users, their passwords, sessions and invitations."""

@@ -1,0 +1,53 @@
+"""What the operator API takes and answers for users."""
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.users.models import User
+
+UserRole = Literal["operator", "tenant_admin", "tenant_viewer"]
+
+
+class UserIn(BaseModel):
+    """A new user; they get an invitation's link and choose their password with it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    email: str = Field(max_length=254)
+    role: UserRole
+    tenant_id: str | None = Field(default=None, max_length=40)
+
+
+class UserChange(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["tenant_admin", "tenant_viewer"]
+
+
+class UserOut(BaseModel):
+    id: str
+    object: Literal["user"] = "user"
+    email: str
+    role: UserRole
+    tenant_id: str | None
+    status: Literal["invited", "active", "suspended"]
+    must_change_password: bool
+    created_at: datetime
+    last_sign_in_at: datetime | None
+
+    @classmethod
+    def of(cls, user: User) -> "UserOut":
+        names = cls.model_fields.keys() - {"object"}
+        return cls(**{name: getattr(user, name) for name in names})
+
+
+class LinkOut(BaseModel):
+    """A link that works once; it is shown this once."""
+
+    id: str
+    object: Literal["user_link"] = "user_link"
+    user: UserOut
+    url: str
+    expires_at: datetime

@@ -1,0 +1,85 @@
+"""`python -m engine`: one serving engine as a process. SIGTERM drains it; a second one ends it."""
+
+import logging
+import os
+import signal
+import sys
+from types import FrameType
+
+from engine.clock import SystemClock
+from engine.config import EngineConfig
+from engine.curve import load_engine_curve
+from engine.errors import EngineError
+from engine.server import Core, EngineServer, ServerOptions
+from engine.types import ModelDescription
+
+_log = logging.getLogger("engine")
+
+
+def server_options(config: EngineConfig) -> ServerOptions:
+    """What the process needs of the configuration. Raises CurveKeyError."""
+    return ServerOptions(
+        listen=config.listen,
+        journal_path=config.journal_path or config.data_dir / "engine.journal",
+        curve=load_engine_curve(config.curve_dir) if config.curve_dir is not None else None,
+        beat_ms=config.beat_ms,
+        client_timeout_ms=config.client_timeout_ms,
+        drain_ms=config.drain_ms,
+        outbox_messages=config.outbox_messages,
+    )
+
+
+def load_core(config: EngineConfig) -> tuple[Core, ModelDescription]:
+    """The model and everything above it; this is where torch is imported."""
+    yield_cores(config.threads)
+    from engine.adapters.loader import StoreLoader
+    from engine.adapters.store import open_store
+    from engine.core import EngineCore
+    from engine.runner import CpuExecutor
+
+    clock = SystemClock()
+    executor = CpuExecutor(config, clock)
+    loader = StoreLoader(config, open_store(config.store_url), executor.description)
+    return EngineCore(config, executor, loader, clock), executor.description
+
+
+def yield_cores(threads: int) -> None:
+    """Makes OpenMP's idle threads sleep where they have no core of their own. Before torch loads.
+
+    By default they spin; as soon as another process (the api) wants a core, every parallel region
+    then waits for a thread that is not scheduled, and steps take 10 to 50 times as long. With a
+    core to spare (`--threads` below the number of cores) spinning is the faster way and stays.
+    OMP_WAIT_POLICY and GOMP_SPINCOUNT in the environment win.
+    """
+    cores = os.cpu_count() or 1
+    if (threads or cores) >= cores and "GOMP_SPINCOUNT" not in os.environ:
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def drain_on_sigterm(server: EngineServer) -> None:
+    """SIGTERM and SIGINT drain; the second one of either ends the process as usual."""
+
+    def drain(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signum, signal.SIG_DFL)
+        server.stop()
+
+    signal.signal(signal.SIGTERM, drain)
+    signal.signal(signal.SIGINT, drain)
+
+
+def main() -> int:
+    """Exit status 0 after a drain, 2 when the engine could not start."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    config = EngineConfig.from_args()
+    try:
+        server = EngineServer(server_options(config))
+        drain_on_sigterm(server)
+        server.serve(lambda: load_core(config))
+    except EngineError as error:
+        _log.error("%s: %s", error.code, error.message)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,352 @@
+"""Where adapters' files lie, addressed by (tenant salt, digest). Torch-free, synchronous.
+
+    root/<salt>/<digest>/adapter_config.json, adapter_model.safetensors
+    root/.staging/<random>/          what is being written, or what a crash left behind
+
+A version appears and disappears by one rename, after its bytes are on disk, so a reader sees a
+whole adapter or none, and a crash at any moment leaves only staging leftovers for `sweep`. Names
+are hex digests alone and no link is followed, so no name leads outside the root.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from engine.clock import Clock, SystemClock
+from engine.errors import AdapterCorrupt, AdapterMissing, AdapterRefused, EngineError
+from engine.types import AdapterRef
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+STAGING = ".staging"
+HASH_CHUNK_BYTES = 1024 * 1024
+_NAME = re.compile(r"[0-9a-f]{16,64}", re.ASCII)
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAdapter:
+    ref: AdapterRef
+    config_bytes: int
+    weights_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFiles:
+    """An adapter as a reader gets it: the config whole, the weights by path."""
+
+    config: bytes
+    weights_path: Path
+
+
+class Staging(Protocol):
+    """One adapter being written; hashes as it goes. Leaving the `with` block aborts it unless
+    it was committed."""
+
+    def __enter__(self) -> "Staging": ...
+    def __exit__(self, *exception: object) -> None: ...
+    @property
+    def digest(self) -> str: ...
+    def write_config(self, data: bytes) -> None: ...
+    def write_weights(self, chunk: bytes) -> None: ...
+    def commit(self, salt: str) -> StoredAdapter: ...
+    def abort(self) -> None: ...
+
+
+class AdapterStore(Protocol):
+    """What the api, the worker and the engine need of a store; the folder is one, S3 another."""
+
+    def stage(self) -> Staging: ...
+    def open(self, ref: AdapterRef) -> StoredFiles: ...
+    def verify(self, ref: AdapterRef) -> None: ...
+    def delete(self, ref: AdapterRef) -> bool: ...
+    def refs(self) -> Iterator[AdapterRef]: ...
+    def list_staging_older_than(self, age_s: float) -> list[str]: ...
+    def sweep(self, age_s: float) -> int: ...
+
+
+def adapter_digest(config_sha256: bytes, weights_sha256: bytes) -> str:
+    """The identity of an adapter, from the sha256 digests (32 bytes each) of its two files."""
+    return hashlib.sha256(b"loramux-adapter-v1\0" + config_sha256 + weights_sha256).hexdigest()
+
+
+def open_store(url: str) -> AdapterStore:
+    """The store at `url`: file:///path. Raises EngineError with code unsupported_store."""
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not path.startswith("/"):
+        message = f"the adapter store {url!r} is not file:///an/absolute/path"
+        raise EngineError(message, code="unsupported_store")
+    return FolderStore(Path(path))
+
+
+class FolderStore:
+    """An AdapterStore in a local folder: files 0600, folders 0700."""
+
+    def __init__(self, root: Path, clock: Clock | None = None) -> None:
+        self.root = root.absolute()
+        self._clock = clock or SystemClock()
+        self._staging = self.root / STAGING
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._staging.mkdir(mode=0o700, exist_ok=True)
+
+    def stage(self) -> "FolderStaging":
+        """A new adapter to be written."""
+        return FolderStaging(self)
+
+    def open(self, ref: AdapterRef) -> StoredFiles:
+        """The files of `ref`. Raises AdapterMissing."""
+        folder = self._folder(ref)
+        try:
+            config = _open_file(folder, CONFIG_NAME)
+            with os.fdopen(config, "rb") as file:
+                data = file.read()
+            os.close(_open_file(folder, WEIGHTS_NAME))
+        finally:
+            os.close(folder)
+        return StoredFiles(data, self._path(ref) / WEIGHTS_NAME)
+
+    def verify(self, ref: AdapterRef) -> None:
+        """Hashes the stored bytes again. Raises AdapterMissing or AdapterCorrupt."""
+        folder = self._folder(ref)
+        try:
+            digests = [_sha256(_open_file(folder, name)) for name in (CONFIG_NAME, WEIGHTS_NAME)]
+        finally:
+            os.close(folder)
+        found = adapter_digest(*digests)
+        if found != ref.digest:
+            raise AdapterCorrupt(f"the stored files of {ref.digest[:16]} hash to {found[:16]}")
+
+    def delete(self, ref: AdapterRef) -> bool:
+        """Erases `ref`; False when it was not there. Crash-safe: gone from sight at once."""
+        path = self._path(ref)
+        trash = self._staging / f"trash-{secrets.token_hex(16)}"
+        try:
+            path.rename(trash)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        _fsync_folder(path.parent)
+        _remove(trash)
+        _remove_if_empty(path.parent)
+        return True
+
+    def refs(self) -> Iterator[AdapterRef]:
+        """Every adapter that is stored, for reconciliation with the database."""
+        for salt in sorted(os.listdir(self.root)):
+            if not _NAME.fullmatch(salt) or not _is_folder(self.root / salt):
+                continue
+            for digest in sorted(os.listdir(self.root / salt)):
+                if _NAME.fullmatch(digest) and _is_folder(self.root / salt / digest):
+                    yield AdapterRef(salt, digest)
+
+    def list_staging_older_than(self, age_s: float) -> list[str]:
+        """Leftovers that nobody has written to for `age_s` seconds."""
+        now_s = self._clock.wall_ms() / 1000
+        return [
+            name
+            for name in sorted(os.listdir(self._staging))
+            if (touched := _last_touched(self._staging / name)) is not None
+            and now_s - touched >= age_s
+        ]
+
+    def sweep(self, age_s: float) -> int:
+        """Removes those leftovers; how many there were."""
+        leftovers = self.list_staging_older_than(age_s)
+        for name in leftovers:
+            _remove(self._staging / name)
+        return len(leftovers)
+
+    # ------------------------------------------------------------------ names to paths
+
+    def _path(self, ref: AdapterRef) -> Path:
+        """Raises AdapterMissing for anything but hex names, before the disk is touched."""
+        if not _NAME.fullmatch(ref.salt) or not _NAME.fullmatch(ref.digest):
+            raise AdapterMissing("no adapter is stored under this name")
+        return self.root / ref.salt / ref.digest
+
+    def _folder(self, ref: AdapterRef) -> int:
+        """A descriptor of the adapter's folder, reached without following a link."""
+        self._path(ref)
+        missing = AdapterMissing(f"no adapter {ref.digest[:16]} is stored for this tenant")
+        root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            salt = os.open(ref.salt, _FOLDER_FLAGS, dir_fd=root)
+        except OSError as error:
+            raise missing from error
+        finally:
+            os.close(root)
+        try:
+            return os.open(ref.digest, _FOLDER_FLAGS, dir_fd=salt)
+        except OSError as error:
+            raise missing from error
+        finally:
+            os.close(salt)
+
+
+class FolderStaging:
+    """Writes one adapter into a staging folder, then moves it into place."""
+
+    def __init__(self, store: FolderStore) -> None:
+        self._store = store
+        self.path = store.root / STAGING / secrets.token_hex(16)
+        self.path.mkdir(mode=0o700)
+        self._hashes = {name: hashlib.sha256() for name in (CONFIG_NAME, WEIGHTS_NAME)}
+        self._files = {
+            name: os.open(
+                self.path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+            )
+            for name in self._hashes
+        }
+        self._sizes = dict.fromkeys(self._hashes, 0)
+        self._open = True
+
+    def __enter__(self) -> "FolderStaging":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.abort()
+
+    @property
+    def digest(self) -> str:
+        """The identity of what has been written so far."""
+        return adapter_digest(*(self._hashes[n].digest() for n in (CONFIG_NAME, WEIGHTS_NAME)))
+
+    def write_config(self, data: bytes) -> None:
+        """Appends to adapter_config.json."""
+        self._write(CONFIG_NAME, data)
+
+    def write_weights(self, chunk: bytes) -> None:
+        """Appends to adapter_model.safetensors."""
+        self._write(WEIGHTS_NAME, chunk)
+
+    def commit(self, salt: str) -> StoredAdapter:
+        """Makes the adapter durable and visible. The same bytes twice are stored once.
+
+        Raises AdapterRefused when one of the two files was never written.
+        """
+        for name, size in self._sizes.items():
+            if size == 0:
+                raise AdapterRefused(f"{name} is missing or empty", code="missing_file")
+        digest = adapter_digest(*(h.digest() for h in self._hashes.values()))
+        ref = AdapterRef(salt, digest)
+        target = self._store._path(ref)
+        for descriptor in self._files.values():
+            os.fsync(descriptor)
+        self._close()
+        _fsync_folder(self.path)
+        self._move(ref, target)
+        return StoredAdapter(ref, self._sizes[CONFIG_NAME], self._sizes[WEIGHTS_NAME])
+
+    def abort(self) -> None:
+        """Removes what was staged; nothing happens after a commit."""
+        self._close()
+        _remove(self.path)
+
+    def _write(self, name: str, data: bytes) -> None:
+        if not self._open:
+            raise ValueError("the staging is closed")
+        view = memoryview(data)
+        self._hashes[name].update(view)
+        self._sizes[name] += len(view)
+        while view:
+            view = view[os.write(self._files[name], view) :]
+
+    def _close(self) -> None:
+        if self._open:
+            self._open = False
+            for descriptor in self._files.values():
+                os.close(descriptor)
+
+    def _move(self, ref: AdapterRef, target: Path) -> None:
+        while True:
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+            _fsync_folder(self._store.root)
+            try:
+                self.path.rename(target)
+            except FileNotFoundError:
+                continue  # a delete removed the empty tenant folder in between
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                if self._stored_already(ref):
+                    _remove(self.path)
+                    return
+                self._store.delete(ref)  # what lies there is damaged: put the good bytes in place
+                continue
+            _fsync_folder(target.parent)
+            return
+
+    def _stored_already(self, ref: AdapterRef) -> bool:
+        try:
+            self._store.verify(ref)
+        except (AdapterCorrupt, AdapterMissing):
+            return False
+        return True
+
+
+def _open_file(folder: int, name: str) -> int:
+    try:
+        descriptor = os.open(name, _FILE_FLAGS, dir_fd=folder)
+    except OSError as error:
+        raise AdapterMissing(f"the stored adapter lacks {name}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise AdapterMissing(f"the stored {name} is not a file")
+    return descriptor
+
+
+def _sha256(descriptor: int) -> bytes:
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _fsync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _last_touched(path: Path) -> float | None:
+    """The newest change of a staging folder or of a file in it; None when it is gone."""
+    try:
+        times = [path.lstat().st_mtime]
+        if _is_folder(path):
+            times += [(path / name).lstat().st_mtime for name in os.listdir(path)]
+    except FileNotFoundError:
+        return None
+    return max(times)
+
+
+def _remove(path: Path) -> None:
+    """Removes a staging entry, whatever it is; a link is removed, not followed."""
+    if _is_folder(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _remove_if_empty(path: Path) -> None:
+    try:
+        path.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+            raise

@@ -1,0 +1,72 @@
+"""What a request must satisfy before anything of it is kept."""
+
+import math
+
+from engine.config import EngineConfig
+from engine.errors import RequestRefused
+from engine.types import GenerateRequest, ModelDescription
+
+
+def check_request(
+    request: GenerateRequest, description: ModelDescription, config: EngineConfig
+) -> None:
+    """Raises RequestRefused, naming the field, for what can never run on this engine."""
+    prompt, sampling = request.prompt, request.sampling
+    if not prompt:
+        raise RequestRefused(
+            "The prompt has no tokens; send at least one.", code="empty_prompt", field="prompt"
+        )
+    if len(prompt) >= description.context_length:
+        raise RequestRefused(
+            f"The prompt has {len(prompt)} tokens; the context length is "
+            f"{description.context_length} tokens, prompt and answer together. Shorten the prompt.",
+            code="context_length_exceeded",
+            field="prompt",
+        )
+    if min(prompt) < 0 or max(prompt) >= description.vocab_size:
+        raise RequestRefused(
+            f"A token id of the prompt is outside 0..{description.vocab_size - 1}.",
+            code="token_out_of_range",
+            field="prompt",
+        )
+    most_choices = min(config.max_choices, config.max_running)
+    if not 1 <= request.choices <= most_choices:
+        raise _out_of_range("n", request.choices, f"1..{most_choices}")
+    if sampling.max_tokens < 1:
+        raise _out_of_range("max_tokens", sampling.max_tokens, "1 or more")
+    if not 0 <= sampling.min_tokens <= sampling.max_tokens:
+        raise _out_of_range("min_tokens", sampling.min_tokens, f"0..{sampling.max_tokens}")
+    if not (math.isfinite(request.weight) and request.weight > 0):
+        raise _out_of_range("weight", request.weight, "positive and finite")
+    if request.deadline_ms is not None and not math.isfinite(request.deadline_ms):
+        raise _out_of_range("deadline_ms", request.deadline_ms, "finite")
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        raise _out_of_range("temperature", sampling.temperature, "0 or more")
+    if not 0 < sampling.top_p <= 1:
+        raise _out_of_range("top_p", sampling.top_p, "above 0, at most 1")
+    if sampling.top_k < 0:
+        raise _out_of_range("top_k", sampling.top_k, "0 or more")
+    if not 0 <= sampling.min_p <= 1:
+        raise _out_of_range("min_p", sampling.min_p, "0..1")
+    if not (math.isfinite(sampling.repetition_penalty) and sampling.repetition_penalty > 0):
+        raise _out_of_range("repetition_penalty", sampling.repetition_penalty, "above 0")
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not math.isfinite(getattr(sampling, name)):
+            raise _out_of_range(name, getattr(sampling, name), "finite")
+    for token, bias in sampling.logit_bias.items():
+        if not 0 <= token < description.vocab_size:
+            raise _out_of_range("logit_bias", token, f"0..{description.vocab_size - 1}")
+        if math.isnan(bias) or bias == math.inf:
+            raise _out_of_range("logit_bias", bias, "a number or -inf")
+    for name, count in (
+        ("logprobs", sampling.logprobs),
+        ("prompt_logprobs", request.prompt_logprobs),
+    ):
+        if count is not None and not 0 <= count <= description.vocab_size:
+            raise _out_of_range(name, count, f"0..{description.vocab_size}")
+
+
+def _out_of_range(name: str, value: float, allowed: str) -> RequestRefused:
+    return RequestRefused(
+        f"{name} is {value}; it must be {allowed}.", code="out_of_range", field=name
+    )

@@ -1,0 +1,120 @@
+"""Multi-LoRA on the CPU: one call into the compiled pass a slice group.
+
+Decoding with many small adapters is bound by memory and by the number of operations, so a call
+does all slices, adapters and rows of a group. It runs on the threads that torch's own operations
+use. Needs numba; `lora_torch` serves where it is not installed.
+"""
+
+import ctypes
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.kernels.lora import Lora
+from engine.kernels.lora_numba import Call, worker
+from engine.kernels.metadata import AdapterDtype, LoraBatch, SliceGroup
+from engine.types import ModuleSpec
+
+CHUNK_ROWS = 32
+PART_COLUMNS = 4096
+"""Wider slices (lm_head) are cut, so that several threads share one adapter's columns."""
+
+
+@functools.cache
+def thread_pool() -> Any | None:
+    """`GOMP_parallel` of the OpenMP runtime that torch has loaded; None where it has another.
+
+    Threads of a pool of our own would fight torch's, which spin between two operations.
+    """
+    try:
+        runtime = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except (OSError, AttributeError):
+        return None
+    run = runtime.GOMP_parallel
+    run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    run.restype = None
+    return run
+
+
+class NumbaLora(Lora):
+    """x and y are fp32; uses as many threads as torch's operations do."""
+
+    def __init__(
+        self,
+        arena: Tensor,
+        modules: Sequence[ModuleSpec],
+        *,
+        slots: int,
+        dtype: AdapterDtype,
+        batch_invariant: bool = False,
+    ) -> None:
+        """Raises RuntimeError where torch does not run on GNU's OpenMP."""
+        super().__init__(arena, modules, slots=slots, dtype=dtype)
+        run = thread_pool()
+        if run is None:
+            raise RuntimeError("torch runs on no GNU OpenMP here; use TorchLora")
+        self._run = run
+        self._work = worker(np.uint16 if dtype == "bf16" else np.float32).address
+        self._batch_invariant = batch_invariant
+        self._calls: dict[SliceGroup, Call] = {}
+        self._slices: list[npt.NDArray[np.int64]] = []  # keeps what the calls point to
+
+    def new_batch(self, capacity: int) -> LoraBatch:
+        return LoraBatch(capacity, 1 if self._batch_invariant else CHUNK_ROWS)
+
+    def linear(self, group: SliceGroup, batch: LoraBatch, x: Tensor, y: Tensor) -> None:
+        self._check(x)
+        call = self._call(group)
+        call.x, call.x_stride, call.tokens = x.data_ptr(), x.stride(0), 0
+        self._start(call, batch, y)
+
+    def embedding(self, group: SliceGroup, batch: LoraBatch, tokens: Tensor, y: Tensor) -> None:
+        tokens = tokens.to(torch.int64).contiguous()
+        call = self._call(group)
+        call.tokens = tokens.data_ptr()
+        self._start(call, batch, y)
+
+    def _start(self, call: Call, batch: LoraBatch, y: Tensor) -> None:
+        self._check(y)
+        if not batch.chunk_count:
+            return
+        call.y, call.y_stride = y.data_ptr(), y.stride(0)
+        call.chunks, call.capacity = batch.chunk_count, batch.capacity
+        call.batch = batch.buffer.ctypes.data
+        call.next_unit, call.units = 0, call.chunks * call.slice_count * call.parts
+        threads = min(call.units, torch.get_num_threads())
+        self._run(self._work, ctypes.addressof(call), threads, 0)
+
+    def _call(self, group: SliceGroup) -> Call:
+        """The arguments of a group's calls, with all that stays the same filled in."""
+        call = self._calls.get(group)
+        if call is None:
+            slices = np.array([group.modules, group.columns, group.out_features], np.int64)
+            self._slices.append(slices)
+            table = self.table
+            call = Call(
+                in_features=group.in_features,
+                weights=self.weights.data_ptr(),
+                elements=self.weights.numel(),
+                a=table.a.ctypes.data,
+                b=table.b.ctypes.data,
+                rank=table.rank.ctypes.data,
+                scale=table.scale.ctypes.data,
+                modules=len(self.modules),
+                slices=slices.ctypes.data,
+                slice_count=len(group.modules),
+                parts=-(-max(group.out_features) // PART_COLUMNS),
+            )
+            self._calls[group] = call
+        return call
+
+    @staticmethod
+    def _check(matrix: Tensor) -> None:
+        if matrix.dtype != torch.float32 or matrix.stride(-1) != 1:
+            raise ValueError("LoRA on the CPU takes fp32 rows that are contiguous")

@@ -1,0 +1,204 @@
+"""Multi-LoRA on CUDA: where the Triton kernels of `lora_triton` get their arguments."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
+
+from engine.kernels.lora import Lora
+from engine.kernels.lora_triton import (
+    RANK_TILE,
+    SPLIT,
+    SPLIT_ROWS,
+    WHOLE,
+    Tile,
+    choose_tile,
+    expand,
+    shrink,
+)
+from engine.kernels.metadata import AdapterDtype, LoraBatch, SliceGroup
+from engine.types import AdapterLayout, ModuleSpec
+
+MAX_SLICES = 3
+
+
+class DeviceBatch(LoraBatch):
+    """A `LoraBatch` whose buffer also lies on the device, at one address for its lifetime."""
+
+    def __init__(self, capacity: int, device: torch.device, fixed_tile: Tile | None) -> None:
+        super().__init__(capacity, RANK_TILE)
+        self.device_buffer = torch.zeros(self.buffer.size, dtype=torch.int32, device=device)
+        self.tile = fixed_tile or SPLIT
+        self._fixed_tile = fixed_tile
+
+    def build(self, row_slots: npt.ArrayLike) -> None:
+        slots = np.asarray(row_slots, np.int32)
+        used = slots[slots >= 0]
+        self.tile = self._fixed_tile or choose_tile(used.size, np.unique(used).size)
+        self.chunk_rows = self.tile.rows
+        super().build(slots)
+        self.device_buffer.copy_(torch.from_numpy(self.buffer))
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceGroup:
+    slices: Tensor  # int32 [slices, 2]: module, columns
+    tiles: Tensor  # int32 [tiles, 3]: slice, first column of the slice, first column of y
+
+
+class TritonLora(Lora):
+    """x and y are bf16 or fp32 and contiguous in the last dimension.
+
+    Dots are bf16 with fp32 sums for a bf16 arena, fp32 otherwise and under Triton's interpreter.
+    """
+
+    def __init__(
+        self,
+        arena: Tensor,
+        modules: Sequence[ModuleSpec],
+        *,
+        slots: int,
+        max_rows: int,
+        max_rank: int,
+        dtype: AdapterDtype,
+        batch_invariant: bool = False,
+    ) -> None:
+        super().__init__(arena, modules, slots=slots, dtype=dtype)
+        device = arena.device
+        self._a = torch.zeros(slots, len(modules), dtype=torch.int64, device=device)
+        self._b = torch.zeros_like(self._a)
+        self._rank = torch.zeros(slots, len(modules), dtype=torch.int32, device=device)
+        self._scale = torch.zeros(slots, len(modules), dtype=torch.float32, device=device)
+        self._max_rows = max_rows
+        self._hidden_stride = triton.cdiv(max_rank, RANK_TILE) * RANK_TILE
+        planes = max(SPLIT.splits * min(max_rows, SPLIT_ROWS), max_rows) * MAX_SLICES
+        self._hidden = torch.empty(planes * self._hidden_stride, device=device)
+        self._fixed_tile = WHOLE if batch_invariant or dtype == "fp32" else None
+        interpreted = isinstance(shrink, InterpretedFunction)
+        self._compute = tl.bfloat16 if dtype == "bf16" and not interpreted else tl.float32
+        self._groups: dict[tuple[SliceGroup, int], _DeviceGroup] = {}
+
+    def new_batch(self, capacity: int) -> DeviceBatch:
+        if capacity > self._max_rows:
+            raise ValueError(f"a batch of {capacity} rows exceeds the bound of {self._max_rows}")
+        return DeviceBatch(capacity, self.arena.device, self._fixed_tile)
+
+    def activate(self, slot: int, layout: AdapterLayout, first_byte: int) -> None:
+        super().activate(slot, layout, first_byte)
+        self._upload(slot)
+
+    def drop(self, slot: int) -> None:
+        super().drop(slot)
+        self._upload(slot)
+
+    def linear(self, group: SliceGroup, batch: LoraBatch, x: Tensor, y: Tensor) -> None:
+        if not batch.chunk_count:
+            return
+        device_batch, tile = _of_device(batch)
+        described = self._describe(group, tile)
+        slices = len(group.modules)
+        rank_tiles = triton.cdiv(self._largest_rank(batch), RANK_TILE)
+        hidden = self._hidden
+        shrink[(batch.chunk_count, slices * rank_tiles, tile.splits)](
+            x,
+            x.stride(0),
+            self.weights,
+            hidden,
+            self._hidden_stride,
+            device_batch,
+            batch.capacity,
+            self._a,
+            self._rank,
+            len(self.modules),
+            described.slices,
+            group.in_features,
+            SLICES=slices,
+            SPLITS=tile.splits,
+            ROWS=tile.rows,
+            RANKS=RANK_TILE,
+            DEPTH=tile.depth,
+            COMPUTE=self._compute,
+            num_warps=tile.shrink_warps,
+            num_stages=tile.shrink_stages,
+        )
+        self._expand(group, batch, hidden, y, tokens=None)
+
+    def embedding(self, group: SliceGroup, batch: LoraBatch, tokens: Tensor, y: Tensor) -> None:
+        if batch.chunk_count:
+            self._expand(group, batch, self.weights, y, tokens)
+
+    def _expand(
+        self, group: SliceGroup, batch: LoraBatch, hidden: Tensor, y: Tensor, tokens: Tensor | None
+    ) -> None:
+        device_batch, tile = _of_device(batch)
+        described = self._describe(group, tile)
+        expand[(batch.chunk_count, len(described.tiles))](
+            hidden,
+            self._hidden_stride,
+            len(group.modules) * batch.capacity * self._hidden_stride,
+            self.weights,
+            y,
+            y.stride(0),
+            device_batch if tokens is None else tokens,
+            device_batch,
+            batch.capacity,
+            self._a,
+            self._b,
+            self._rank,
+            self._scale,
+            len(self.modules),
+            described.slices,
+            described.tiles,
+            SPLITS=tile.splits if tokens is None else 1,
+            ROWS=tile.rows,
+            COLUMNS=tile.columns,
+            RANKS=RANK_TILE,
+            EMBEDDING=tokens is not None,
+            COMPUTE=self._compute,
+            num_warps=tile.expand_warps,
+            num_stages=tile.expand_stages,
+        )
+
+    def _largest_rank(self, batch: LoraBatch) -> int:
+        return int(self.table.slot_rank[batch.adapters].max())
+
+    def _upload(self, slot: int) -> None:
+        table = self.table
+        for device, host in (
+            (self._a, table.a),
+            (self._b, table.b),
+            (self._rank, table.rank),
+            (self._scale, table.scale),
+        ):
+            device[slot].copy_(torch.from_numpy(host[slot]))
+
+    def _describe(self, group: SliceGroup, tile: Tile) -> _DeviceGroup:
+        described = self._groups.get((group, tile.columns))
+        if described is None:
+            slices = list(zip(group.modules, group.out_features, strict=True))
+            tiles = [
+                (index, first, column + first)
+                for index, (column, width) in enumerate(
+                    zip(group.columns, group.out_features, strict=True)
+                )
+                for first in range(0, width, tile.columns)
+            ]
+            device = self.arena.device
+            described = _DeviceGroup(
+                torch.tensor(slices, dtype=torch.int32, device=device),
+                torch.tensor(tiles, dtype=torch.int32, device=device),
+            )
+            self._groups[group, tile.columns] = described
+        return described
+
+
+def _of_device(batch: LoraBatch) -> tuple[Tensor, Tile]:
+    if not isinstance(batch, DeviceBatch):
+        raise TypeError("the batch was not made by this face's new_batch")
+    return batch.device_buffer, batch.tile

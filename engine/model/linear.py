@@ -1,0 +1,145 @@
+"""The base model's linears on the CPU, and the one place that chooses how they are computed.
+
+Two forms of a weight may be held side by side:
+
+- int4: the checkpoint's own 4-bit codes through torch's weight-only kernel (bf16 activations,
+  scales rounded to bf16). It reads an eighth of the bytes, so it wins while memory is the limit.
+- dense: the dequantized weight, packed by oneDNN. It wins as soon as arithmetic is the limit.
+
+`choose_path` decides; measured on AVX2 (2 cores, SmolLM2-135M, ms for all linears, weights cold):
+1 row int4 10.7, dense fp32 25.6; 4 rows 20.4, 24.8; 8 rows 33.6, 33.5; 16 rows and more dense.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.model.loader import Weight
+from engine.model.quantization import GROUP, Int4Codes
+
+LinearPath = Literal["auto", "int4", "dense", "fp32"]
+
+_PACK_ROWS = 32  # batch size that the packed layout is made for; rows stay independent of it
+
+
+@dataclass(frozen=True, slots=True)
+class PathChoice:
+    """How linears are computed. Batches of at most `int4_rows` rows take the int4 kernel."""
+
+    int4_rows: int
+    dense_dtype: torch.dtype
+
+    @property
+    def needs_dense(self) -> bool:
+        """False when every batch takes the int4 kernel."""
+        return self.int4_rows < _EVERY_BATCH
+
+
+_EVERY_BATCH = 1 << 30
+
+
+def bf16_is_fast() -> bool:
+    """True where the CPU multiplies bf16 in hardware (AVX512_BF16, AMX); elsewhere fp32 wins."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and (
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    )
+
+
+def choose_path(path: LinearPath, *, batch_invariant: bool, fast_bf16: bool) -> PathChoice:
+    """The one decision about linears.
+
+    `batch_invariant` takes a single path for every batch size: dense fp32, whose rows are bitwise
+    independent of the rows beside them (`rows_are_stable` checks it on this machine).
+    """
+    if batch_invariant or path == "fp32":
+        return PathChoice(int4_rows=0, dense_dtype=torch.float32)
+    if path == "int4":
+        return PathChoice(int4_rows=_EVERY_BATCH, dense_dtype=torch.float32)
+    dense = torch.bfloat16 if fast_bf16 else torch.float32
+    if path == "dense":
+        return PathChoice(int4_rows=0, dense_dtype=dense)
+    return PathChoice(int4_rows=15 if fast_bf16 else 5, dense_dtype=dense)
+
+
+class Linear:
+    """y = x W^T for one weight, or for several that share their input, stacked by rows."""
+
+    def __init__(self, weights: Sequence[Weight], choice: PathChoice) -> None:
+        """`weights`: each [out_i, in]; the result has their outputs side by side."""
+        self.out_features = sum(weight.shape[0] for weight in weights)
+        self.in_features = weights[0].columns
+        self._int4: _Int4 | None = None
+        codes = [weight.int4() for weight in weights] if choice.int4_rows else [None]
+        held = [code for code in codes if code is not None]
+        if len(held) == len(weights) and _Int4.fits(self.out_features, self.in_features):
+            self._int4 = _Int4(held)
+        self._int4_rows = choice.int4_rows if self._int4 is not None else 0
+        self._dense: _Dense | None = None
+        if self._int4 is None or choice.needs_dense:
+            self._dense = _Dense(weights, choice.dense_dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [T, in] fp32 -> [T, out] fp32, a new tensor."""
+        if self._dense is None or x.shape[0] <= self._int4_rows:
+            assert self._int4 is not None
+            return self._int4(x)
+        return self._dense(x)
+
+
+class _Int4:
+    """aten::_weight_int4pack_mm_for_cpu: w = scale * (q - 8) + zero, groups of 32."""
+
+    def __init__(self, codes: Sequence[Int4Codes]) -> None:
+        q = torch.from_numpy(np.concatenate([code.q for code in codes])).int()
+        scale = np.concatenate([code.scale for code in codes])
+        zero = np.concatenate([code.zero for code in codes])
+        pair = np.stack((scale.T, zero.T), axis=-1)  # [in / 32, out, 2]
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q, 1)
+        self._scale_and_zero = torch.from_numpy(pair).bfloat16().contiguous()
+
+    @staticmethod
+    def fits(out_features: int, in_features: int) -> bool:
+        """Whether the kernel takes this shape."""
+        return out_features % 16 == 0 and in_features % GROUP == 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x.bfloat16(), self._packed, GROUP, self._scale_and_zero
+        )
+        return y.float()
+
+
+class _Dense:
+    """oneDNN's packed matrix product in fp32 or bf16."""
+
+    def __init__(self, weights: Sequence[Weight], dtype: torch.dtype) -> None:
+        columns = weights[0].columns
+        full = torch.empty(sum(weight.shape[0] for weight in weights), columns, dtype=dtype)
+        at = 0
+        for weight in weights:
+            full[at : at + weight.shape[0]] = torch.from_numpy(weight.decode())
+            at += weight.shape[0]
+        self._dtype = dtype
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(full, _PACK_ROWS)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x.to(self._dtype), self._packed, None, "none", [], ""
+        )
+        return y.float()
+
+
+def rows_are_stable(linear: Linear, rows: Sequence[int] = (1, 2, 3, 7, 8, 17, 64, 129)) -> bool:
+    """Whether a row's product is bitwise the same in batches of all these sizes, here and now."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(max(rows), linear.in_features, generator=generator)
+    full = linear(x)
+    return all(
+        torch.equal(linear(x[start : start + count].contiguous()), full[start : start + count])
+        for count in rows
+        for start in {0, max(rows) - count}
+    )

@@ -1,0 +1,143 @@
+"""The forward pass of the Llama family over one flattened batch of tokens.
+
+Activations are fp32, [T, ...]; rows of any adapter and of none are mixed. Linears that share an
+input are one product (q, k, v | gate, up), and so are their adapters' updates.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.kernels.lora import Lora
+from engine.kernels.metadata import LayerGroups, LoraBatch, SliceGroup, layer_groups
+from engine.model.attention import AttentionBatch
+from engine.model.kv_cache import KvCache
+from engine.model.linear import Linear, PathChoice
+from engine.model.loader import Checkpoint
+from engine.model.norm import rms_norm
+from engine.model.rope import Rope, RopeAngles, rotate
+from engine.types import ModuleSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """One step's rows. All tensors are int64 [T]."""
+
+    tokens: Tensor
+    positions: Tensor
+    token_rows: Tensor  # where each token's keys and values go, see KvCache
+    attention: AttentionBatch
+    lora: LoraBatch | None  # None: no row uses an adapter
+
+
+class Llama:
+    """The base model's weights, ready to run."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        choice: PathChoice,
+        cache: KvCache,
+        lora: Lora,
+        modules: tuple[ModuleSpec, ...],
+    ) -> None:
+        """`modules`: as in ModelDescription; adapters name them by index."""
+        config = self.config = checkpoint.config
+        self._cache = cache
+        self._lora = lora
+        self._rope = Rope(config)
+        self._embedding = checkpoint.weight("model.embed_tokens.weight")
+        self._norm = _vector(checkpoint, "model.norm.weight")
+        head = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
+        self._head = Linear([checkpoint.weight(head)], choice)
+        self._blocks = [
+            _Block(checkpoint, layer, choice, layer_groups(modules, layer))
+            for layer in range(config.layers)
+        ]
+        index = {module.target: i for i, module in enumerate(modules) if module.layer < 0}
+        self._embedding_group = SliceGroup.of(modules, [index["embed_tokens"]])
+        self._head_group = SliceGroup.of(modules, [index["lm_head"]])
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        """Runs all blocks and writes the KV cache: [T, hidden] fp32, before the last norm."""
+        hidden = self._embed(batch)
+        angles = self._rope.at(batch.positions)
+        for layer, block in enumerate(self._blocks):
+            block.forward(self, layer, hidden, angles, batch)
+        return hidden
+
+    def logits(self, hidden: Tensor, lora: LoraBatch | None) -> Tensor:
+        """hidden: [R, hidden], the rows whose logits are wanted -> [R, vocab] fp32."""
+        x = rms_norm(hidden, self._norm, self.config.norm_eps)
+        return self.project(self._head, self._head_group, lora, x)
+
+    def project(
+        self, linear: Linear, group: SliceGroup, lora: LoraBatch | None, x: Tensor
+    ) -> Tensor:
+        """The base linear and its rows' adapters. x: [T, in] -> [T, out]."""
+        y = linear(x)
+        if lora is not None:
+            self._lora.linear(group, lora, x, y)
+        return y
+
+    def linears(self) -> list[Linear]:
+        """One linear of every shape."""
+        block = self._blocks[0]
+        return [block.qkv, block.o, block.gate_up, block.down, self._head]
+
+    def _embed(self, batch: StepBatch) -> Tensor:
+        hidden = torch.from_numpy(self._embedding.take(batch.tokens.numpy()))
+        if batch.lora is not None:
+            self._lora.embedding(self._embedding_group, batch.lora, batch.tokens, hidden)
+        return hidden
+
+    def attend(self, layer: int, qkv: Tensor, angles: RopeAngles, batch: StepBatch) -> Tensor:
+        """qkv: [T, q_width + 2 kv_width] -> [T, q_width]. Writes the cache on the way."""
+        config = self.config
+        rows, rotated = qkv.shape[0], config.heads + config.kv_heads
+        split = rotated * config.head_dim
+        qk = rotate(qkv[:, :split].view(rows, rotated, config.head_dim), angles)
+        q, k = qk[:, : config.heads], qk[:, config.heads :]
+        v = qkv[:, split:].view(rows, config.kv_heads, config.head_dim)
+        self._cache.write(layer, batch.token_rows, k.reshape(rows, -1), qkv[:, split:])
+        return batch.attention.attend(layer, q.contiguous(), k, v)
+
+
+class _Block:
+    """One transformer block."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, layer: int, choice: PathChoice, groups: LayerGroups
+    ) -> None:
+        prefix = f"model.layers.{layer}."
+
+        def linear(*names: str) -> Linear:
+            return Linear([checkpoint.weight(f"{prefix}{name}.weight") for name in names], choice)
+
+        self.groups = groups
+        self.input_norm = _vector(checkpoint, f"{prefix}input_layernorm.weight")
+        self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self.o = linear("self_attn.o_proj")
+        self.mlp_norm = _vector(checkpoint, f"{prefix}post_attention_layernorm.weight")
+        self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
+        self.down = linear("mlp.down_proj")
+
+    def forward(
+        self, model: Llama, layer: int, hidden: Tensor, angles: RopeAngles, batch: StepBatch
+    ) -> None:
+        """Adds the block's two residual updates to hidden: [T, hidden], in place."""
+        eps, inner = model.config.norm_eps, model.config.intermediate_size
+        x = rms_norm(hidden, self.input_norm, eps)
+        qkv = model.project(self.qkv, self.groups.qkv, batch.lora, x)
+        x = model.attend(layer, qkv, angles, batch)
+        hidden.add_(model.project(self.o, self.groups.o, batch.lora, x))
+        x = rms_norm(hidden, self.mlp_norm, eps)
+        y = model.project(self.gate_up, self.groups.gate_up, batch.lora, x)
+        x = F.silu(y[:, :inner]).mul_(y[:, inner:])
+        hidden.add_(model.project(self.down, self.groups.down, batch.lora, x))
+
+
+def _vector(checkpoint: Checkpoint, name: str) -> Tensor:
+    return torch.from_numpy(checkpoint.weight(name).decode())

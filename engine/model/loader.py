@@ -1,0 +1,217 @@
+"""Opens a base model: a GGUF file or a Hugging Face safetensors folder, one interface for both.
+
+Weights come under their Hugging Face names ("model.layers.3.self_attn.q_proj.weight") and in its
+layout, so that PEFT adapters apply to either.
+"""
+
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.gguf import GgufFile, metadata_tokenizer_digest, tokenizer_digest
+from engine.model.config import (
+    CheckpointRefused,
+    ModelConfig,
+    config_from_folder,
+    config_from_gguf,
+)
+from engine.model.quantization import INT4_TYPES, Floats, Int4Codes, decode, int4_codes, row_bytes
+
+_GGUF_LAYER_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+_GGUF_EDGE_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_QUANTIZATION_SUFFIX = re.compile(r"[.\-_](i?q\d\w*|bf16|f16|f32|fp16|fp32)$", re.IGNORECASE)
+_SAFETENSORS_TYPES = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
+
+
+class Weight:
+    """One matrix [out, in] or vector [out] in its stored form."""
+
+    def __init__(self, type_name: str, rows: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> None:
+        """`rows`: uint8 [out, row_bytes]; a vector is one row."""
+        self.type = type_name
+        self.rows = rows
+        self.shape = shape
+
+    @property
+    def columns(self) -> int:
+        return self.shape[-1]
+
+    def decode(self, start: int = 0, stop: int | None = None) -> Floats:
+        """fp32 [rows, in] of rows start..stop, a vector as [in]."""
+        values = decode(self.type, self.rows[start:stop], self.columns)
+        return values[0] if len(self.shape) == 1 else values
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Floats:
+        """fp32 [n, in] of single rows."""
+        return decode(self.type, self.rows[indices], self.columns)
+
+    def int4(self) -> Int4Codes | None:
+        """The 4-bit codes, or None when the weight is not stored in a 4-bit format."""
+        if self.type not in INT4_TYPES or len(self.shape) != 2:
+            return None
+        return int4_codes(self.type, self.rows, self.columns)
+
+
+class Checkpoint(ABC):
+    """Weights by Hugging Face name, and what identifies them."""
+
+    name: str
+    config: ModelConfig
+
+    @abstractmethod
+    def weight(self, name: str) -> Weight:
+        """Raises CheckpointRefused when the checkpoint lacks it or its shape is not `config`'s."""
+
+    @abstractmethod
+    def files(self) -> list[Path]:
+        """What identifies the weights, in a stable order."""
+
+    @abstractmethod
+    def tokenizer_digest(self) -> str:
+        """See engine.gguf.tokenizer_digest."""
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A GGUF file or a folder with config.json and *.safetensors."""
+    if path.is_dir():
+        return FolderCheckpoint(path)
+    if path.is_file():
+        return GgufCheckpoint(path)
+    raise CheckpointRefused(f"no base model at {path}: a GGUF file or a checkpoint folder is due")
+
+
+class GgufCheckpoint(Checkpoint):
+    """A llama.cpp file. Its q and k rows are stored for interleaved rotary pairs; see `weight`."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = GgufFile(path)
+        self.name = _QUANTIZATION_SUFFIX.sub("", path.stem)
+        self.config = config_from_gguf(
+            self._file.metadata, tied_head="output.weight" not in self._file.tensors
+        )
+        if "rope_freqs.weight" in self._file.tensors:
+            raise CheckpointRefused("rope_freqs.weight (llama3 scaling in GGUF) is not supported")
+
+    def weight(self, name: str) -> Weight:
+        stored = _gguf_name(name)
+        tensor = self._file.tensors.get(stored)
+        if tensor is None:
+            raise CheckpointRefused(f"{self._file.path.name} has no tensor {stored} for {name}")
+        rows = tensor.data.reshape(-1, row_bytes(tensor.type, tensor.shape[-1]))
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            rows = rows[_half_rotation_order(tensor.shape[0], self.config.head_dim)]
+        _check_shape(name, tensor.shape, self.config)
+        return Weight(tensor.type, rows, tensor.shape)
+
+    def files(self) -> list[Path]:
+        return [self._file.path]
+
+    def tokenizer_digest(self) -> str:
+        return metadata_tokenizer_digest(self._file.metadata)
+
+
+class FolderCheckpoint(Checkpoint):
+    """A Hugging Face folder, sharded or not. Bytes are mapped, never unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.name = folder.name
+        self.config = config_from_folder(folder)
+        self._shards = sorted(folder.glob("*.safetensors"))
+        if not self._shards:
+            raise CheckpointRefused(f"{folder.name} has no *.safetensors file")
+        self._weights: dict[str, tuple[str, tuple[int, ...], npt.NDArray[np.uint8]]] = {}
+        for shard in self._shards:
+            self._read_shard(shard)
+
+    def _read_shard(self, shard: Path) -> None:
+        raw = np.asarray(np.memmap(shard, np.uint8, mode="r"))
+        header_bytes = int.from_bytes(raw[:8].tobytes(), "little")
+        if header_bytes > raw.size - 8:
+            raise CheckpointRefused(f"{shard.name} is truncated")
+        data = raw[8 + header_bytes :]
+        for name, info in json.loads(raw[8 : 8 + header_bytes].tobytes()).items():
+            if name == "__metadata__":
+                continue
+            start, stop = info["data_offsets"]
+            if not 0 <= start <= stop <= data.size:
+                raise CheckpointRefused(f"{name} lies outside {shard.name}")
+            self._weights[name] = (info["dtype"], tuple(info["shape"]), data[start:stop])
+
+    def weight(self, name: str) -> Weight:
+        if name not in self._weights:
+            raise CheckpointRefused(f"{self._folder.name} has no tensor {name}")
+        dtype, shape, data = self._weights[name]
+        if dtype not in _SAFETENSORS_TYPES:
+            raise CheckpointRefused(f"{name} is {dtype}: only F32, F16 and BF16 are supported")
+        _check_shape(name, shape, self.config)
+        rows = data.reshape(shape[0] if len(shape) == 2 else 1, -1)
+        return Weight(_SAFETENSORS_TYPES[dtype], rows, shape)
+
+    def files(self) -> list[Path]:
+        return [self._folder / "config.json", *self._shards]
+
+    def tokenizer_digest(self) -> str:
+        if not (self._folder / "tokenizer.json").is_file():
+            return hashlib.sha256(b"no tokenizer").hexdigest()
+        return tokenizer_digest(self._folder)
+
+
+def module_shape(config: ModelConfig, target: str) -> tuple[int, int]:
+    """(out, in) of the weight that an adapter target names."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    return {
+        "q_proj": (config.q_width, hidden),
+        "k_proj": (config.kv_width, hidden),
+        "v_proj": (config.kv_width, hidden),
+        "o_proj": (hidden, config.q_width),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+        "embed_tokens": (config.vocab_size, hidden),
+        "lm_head": (config.vocab_size, hidden),
+    }[target]
+
+
+def _check_shape(name: str, shape: tuple[int, ...], config: ModelConfig) -> None:
+    target = name.split(".")[-2]
+    due: tuple[int, ...] = (
+        (config.hidden_size,) if target.endswith("norm") else module_shape(config, target)
+    )
+    if shape != due:
+        raise CheckpointRefused(f"{name} has shape {list(shape)}; its config asks for {list(due)}")
+
+
+def _gguf_name(name: str) -> str:
+    if name in _GGUF_EDGE_NAMES:
+        return _GGUF_EDGE_NAMES[name]
+    _, _, layer, module = name.removesuffix(".weight").split(".", 3)
+    return f"blk.{layer}.{_GGUF_LAYER_NAMES[module]}.weight"
+
+
+def _half_rotation_order(rows: int, head_dim: int) -> npt.NDArray[np.int64]:
+    """For every row of the Hugging Face layout, its row in the file.
+
+    llama.cpp rotates neighbouring pairs (2i, 2i+1) of a head, Hugging Face (i, i + head_dim / 2).
+    """
+    order = np.arange(rows).reshape(-1, head_dim // 2, 2)
+    return order.transpose(0, 2, 1).reshape(-1)

@@ -1,0 +1,150 @@
+"""The schema's history: up and down, on both databases, and equal to what the models say."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, create_engine, inspect, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+from app.db import alembic_config, head_revision, load_models, migrate
+
+REVISIONS = [
+    script.revision
+    for script in ScriptDirectory.from_config(alembic_config("sqlite://")).walk_revisions()
+][::-1]
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("empty_postgres_url"))
+    return f"sqlite+aiosqlite:///{tmp_path}/empty.db"
+
+
+def connect(url: str) -> Engine:
+    return create_engine(url.replace("+aiosqlite", ""), poolclass=NullPool)
+
+
+def revision(url: str) -> str | None:
+    with connect(url).connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def objects(url: str) -> set[str]:
+    """Tables, and the functions and triggers that a downgrade must take along."""
+    engine = connect(url)
+    with engine.connect() as connection:
+        found = set(inspect(connection).get_table_names())
+        if engine.dialect.name == "sqlite":
+            query = "SELECT name FROM sqlite_master WHERE type IN ('trigger', 'view')"
+        else:
+            query = (
+                "SELECT proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace "
+                "WHERE n.nspname = 'public'"
+            )
+        return found | {row[0] for row in connection.execute(text(query))}
+
+
+def schema(url: str) -> dict[str, list[str]]:
+    """Each table's columns, indexes and constraints by name."""
+    inspector = inspect(connect(url))
+    return {
+        table: sorted(
+            [column["name"] for column in inspector.get_columns(table)]
+            + [str(index["name"]) for index in inspector.get_indexes(table)]
+            + [str(check["name"]) for check in inspector.get_check_constraints(table)]
+            + [str(unique["name"]) for unique in inspector.get_unique_constraints(table)]
+            + [str(key["name"]) for key in inspector.get_foreign_keys(table)]
+        )
+        for table in inspector.get_table_names()
+    }
+
+
+def test_the_history_is_one_line() -> None:
+    script = ScriptDirectory.from_config(alembic_config("sqlite://"))
+    assert len(script.get_heads()) == 1
+    assert len(script.get_bases()) == 1
+
+
+def test_the_models_are_what_the_migrations_make(empty_url: str) -> None:
+    migrate(empty_url)
+    with connect(empty_url).connect() as connection:
+        context = MigrationContext.configure(connection)
+        assert compare_metadata(context, load_models()) == []
+
+
+def test_constraints_are_those_of_the_models_too(empty_url: str, tmp_path: Path) -> None:
+    """Autogenerate does not look at check constraints, so both roads are compared by name."""
+    migrate(empty_url)
+    migrated = schema(empty_url)
+    migrated.pop("alembic_version")
+    engine = connect(empty_url)
+    with engine.begin() as connection:
+        load_models().drop_all(connection)
+        load_models().create_all(connection)
+    made = schema(empty_url)
+    made.pop("alembic_version")
+    assert migrated == made
+
+
+def test_every_step_goes_up_and_down_again(empty_url: str) -> None:
+    before: list[set[str]] = []
+    for name in REVISIONS:
+        before.append(objects(empty_url) - {"alembic_version"})
+        migrate(empty_url, name)
+        assert revision(empty_url) == name
+    assert REVISIONS[-1] == head_revision()
+    for name, expected in reversed(list(zip([None, *REVISIONS[:-1]], before, strict=True))):
+        migrate(empty_url, name or "base")
+        assert revision(empty_url) == name
+        assert objects(empty_url) - {"alembic_version"} == expected
+
+
+def test_migrating_twice_changes_nothing(empty_url: str) -> None:
+    migrate(empty_url)
+    once = schema(empty_url)
+    migrate(empty_url)
+    assert schema(empty_url) == once
+
+
+def test_processes_that_start_at_once_migrate_once(empty_url: str) -> None:
+    script = "import sys; from app.db import migrate; migrate(sys.argv[1])"
+    started = [
+        subprocess.Popen([sys.executable, "-c", script, empty_url], stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    for process in started:
+        _, errors = process.communicate(timeout=90)
+        assert process.returncode == 0, errors.decode()[-2000:]
+    assert revision(empty_url) == head_revision()
+
+
+def test_a_step_that_fails_leaves_nothing_behind(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import shutil
+
+    from app import db
+
+    copy = tmp_path / "migrations"
+    shutil.copytree(db.MIGRATIONS, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "versions" / "9999_broken.py").write_text(
+        "from alembic import op\n"
+        "revision, branch_labels, depends_on = '9999_broken', None, None\n"
+        f"down_revision = {REVISIONS[-1]!r}\n"
+        "def upgrade():\n"
+        "    op.execute('CREATE TABLE half (id INTEGER)')\n"
+        "    op.execute('THIS IS NO SQL')\n"
+        "def downgrade():\n"
+        "    pass\n"
+    )
+    monkeypatch.setattr(db, "MIGRATIONS", copy)
+    with pytest.raises(DBAPIError):
+        migrate(empty_url)
+    assert "half" not in objects(empty_url)

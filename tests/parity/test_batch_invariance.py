@@ -1,0 +1,90 @@
+"""In batch-invariant mode no bit of a sequence's logits depends on how its steps were made up."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.model.linear import Linear, choose_path, rows_are_stable
+from engine.model.loader import open_checkpoint
+from tests.model_factories import ALL_TARGETS, make_adapter, make_llama, read_blob, save_folder
+from tests.parity.driver import Driver, Piece
+
+PROMPT = [(5 * index * index + 11 * index + 3) % 96 for index in range(93)]
+OTHER = [(9 * index * index + 2 * index + 1) % 96 for index in range(80)]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory):
+    model = make_llama(seed=21, intermediate_size=144)
+    folder = tmp_path_factory.mktemp("invariance")
+    adapters = [
+        make_adapter(model, folder / f"a{rank}", seed=rank, r=rank, target_modules=ALL_TARGETS)
+        for rank in (4, 16)
+    ]
+    return save_folder(model, folder / "base"), adapters
+
+
+@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
+def driver(base, tmp_path: Path, request: pytest.FixtureRequest) -> Driver:
+    driver = Driver(base[0], tmp_path, batch_invariant=True, threads=request.param)
+    for slot, folder in enumerate(base[1]):
+        driver.add_adapter(slot, read_blob(folder, driver.executor.description))
+    return driver
+
+
+@pytest.mark.parametrize("slot", [-1, 0, 1])
+class TestBitwiseEqual:
+    def alone(self, driver: Driver, slot: int) -> dict[int, torch.Tensor]:
+        """Logits after the first n tokens: one prefill, then decodes."""
+        logits = {80: driver.feed(Piece(0, PROMPT[:80], slot))[0]}
+        for at in range(80, 93):
+            logits[at + 1] = driver.feed(Piece(0, PROMPT[at : at + 1], slot))[0]
+        return logits
+
+    def test_in_one_mixed_batch(self, driver: Driver, slot: int) -> None:
+        want = self.alone(driver, slot)
+        got = driver.feed(
+            Piece(1, OTHER[:50], 0), Piece(2, PROMPT[:80], slot), Piece(3, OTHER[:7], 1)
+        )[1]
+        assert torch.equal(got, want[80])
+        for at in range(80, 93):
+            pieces = [
+                Piece(3, OTHER[at - 70 : at - 68], 1),
+                Piece(2, PROMPT[at : at + 1], slot),
+                Piece(1, OTHER[50 + at - 80 : 51 + at - 80], 0),
+                Piece(100 + at, OTHER[:at], -1),
+            ]
+            assert torch.equal(driver.feed(*pieces)[1], want[at + 1])
+
+    def test_in_chunks(self, driver: Driver, slot: int) -> None:
+        want = self.alone(driver, slot)
+        for at, size in ((0, 17), (17, 1), (18, 40), (58, 22), (80, 4), (84, 9)):
+            (got,) = driver.feed(Piece(1, PROMPT[at : at + size], slot))
+            if at + size in want:
+                assert torch.equal(got, want[at + size])
+
+    def test_after_a_cached_prefix(self, driver: Driver, slot: int) -> None:
+        want = self.alone(driver, slot)
+        driver.share_prefix(1, owner=0, blocks=4)
+        assert torch.equal(driver.feed(Piece(1, PROMPT[64:80], slot))[0], want[80])
+
+    def test_after_a_preemption(self, driver: Driver, slot: int) -> None:
+        want = self.alone(driver, slot)
+        driver.feed(Piece(1, PROMPT[:85], slot), Piece(2, OTHER, -1))
+        driver.close(1)
+        driver.feed(Piece(3, OTHER[:40], 1))
+        assert torch.equal(driver.feed(Piece(1, PROMPT[:90], slot))[0], want[90])
+
+
+def test_a_product_that_depends_on_the_batch_is_noticed(base) -> None:
+    weight = open_checkpoint(base[0]).weight("model.layers.0.mlp.down_proj.weight")
+    linear = Linear([weight], choose_path("auto", batch_invariant=True, fast_bf16=False))
+    assert rows_are_stable(linear)
+
+    class Unstable(Linear):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return super().__call__(x) * (1.0 + 1e-6 * (x.shape[0] == 7))
+
+    unstable = Unstable([weight], choose_path("auto", batch_invariant=True, fast_bf16=False))
+    assert not rows_are_stable(unstable)

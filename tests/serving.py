@@ -1,0 +1,96 @@
+"""The api on a real socket or in the process, with invented engines behind it."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from app.adapters.base_models import remember
+from app.adapters.live_alias import follow_live
+from app.adapters.models import Adapter, AdapterVersion
+from app.ids import new_id
+from app.inference.engines import EngineRouter
+from app.platform import Platform
+from app.tenants.models import Tenant
+from tests.fake_engine import BASE_DIGEST, ByteCodec, FakeEngine
+
+
+def install_engines(platform: Platform, engines: Mapping[str, FakeEngine]) -> EngineRouter:
+    """Puts a router over these engines (by address) into the platform, not yet started."""
+
+    async def note(description: object) -> None:
+        await remember(platform.db, description, platform.clock.now())  # type: ignore[arg-type]
+
+    router = EngineRouter(
+        list(engines),
+        ByteCodec,  # type: ignore[arg-type]
+        lambda address: engines[address],
+        note,
+    )
+    platform.engines = router
+    return router
+
+
+async def make_ready_adapter(
+    platform: Platform, tenant: Tenant, name: str = "support", *, digest: str = "d1" * 32
+) -> AdapterVersion:
+    """A version that validation has accepted, with the alias `live` on it."""
+    now = platform.clock.now()
+    async with platform.db.transaction() as session:
+        adapter = Adapter(
+            id=new_id("adp"), tenant_id=tenant.id, name=name, created_by="tests", created_at=now
+        )
+        session.add(adapter)
+        await session.flush()
+        version = AdapterVersion(
+            id=new_id("ver"),
+            adapter_id=adapter.id,
+            tenant_id=tenant.id,
+            number=1,
+            digest=digest,
+            state="ready",
+            config_bytes=100,
+            weights_bytes=1000,
+            rank=8,
+            targets=["q_proj"],
+            base_digest=BASE_DIGEST,
+            created_by="tests",
+            created_at=now,
+            updated_at=now,
+            ready_at=now,
+        )
+        session.add(version)
+        await session.flush()
+        await follow_live(session, adapter.id, tenant.id, version.id, now)
+    return version
+
+
+class _Server(uvicorn.Server):
+    """Leaves the test's signal handlers alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def serve(app: FastAPI) -> AsyncIterator[str]:
+    """Serves the app on a free port of 127.0.0.1; yields its address."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=2)
+        server = _Server(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+            if task.done():
+                task.result()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task
