@@ -75,6 +75,7 @@ def configure_logging(level: str, *, stream: TextIO | None = None) -> None:
     for name, quietest in (
         ("uvicorn.access", logging.CRITICAL),  # app.middleware writes the access log
         ("sqlalchemy.engine", logging.WARNING),
+        ("alembic", logging.WARNING),
         ("httpx", logging.WARNING),
         ("aiosqlite", logging.WARNING),
         ("multipart", logging.WARNING),

@@ -26,6 +26,8 @@ from app.settings import is_loopback_host
 
 _log = structlog.get_logger("loramux.http")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+PROBED = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Asked every second by machines; their lines would bury everyone else's."""
 
 
 # --------------------------------------------------------------------------- context
@@ -86,7 +88,8 @@ class RequestContext:
         HTTP_SECONDS.labels(route).observe(took_ms / 1000)
         caller = scope.get("state", {}).get("caller")
         client = scope.get("client")
-        _log.info(
+        write = _log.debug if route in PROBED else _log.info
+        write(
             "request",
             method=method,
             route=route,

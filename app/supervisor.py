@@ -299,15 +299,15 @@ async def _greet(
     settings: Settings, supervisor: Supervisor, say: Say, first: tuple[str, str] | None
 ) -> None:
     """Says where the console is, once everything serves."""
-    if first is not None:
-        name, password = first
-        say("serve", f"first start: sign in as {name!r} with the one-time password {password}")
     for kept in supervisor.kept:
         await kept.ready.wait()
         if kept.probe is not None:
             say("serve", f"{kept.name} is ready")
     say("serve", f"console  {settings.public_url}/console")
     say("serve", f"API      {settings.public_url}/v1")
+    if first is not None:
+        name, password = first
+        say("serve", f"first start: sign in as {name!r} with the one-time password {password}")
 
 
 def _print_line(name: str, line: str) -> None:

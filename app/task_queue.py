@@ -13,7 +13,8 @@ from app.settings import Settings
 
 QUEUE = "loramux"
 FOLDER_TRANSPORT = "app.folder_broker:Transport"
-VALIDATION_CHECKS = 5
+FILE_CHECKS = 1  # one child process runs them all
+PROBE_BATCHES = 4
 KILL_AFTER_S = 60.0
 """A task may outlive the sum of its own time-outs by this much before its process is killed."""
 SEND_TIMEOUT_S = 5.0
@@ -21,8 +22,7 @@ SEND_TIMEOUT_S = 5.0
 
 def task_time_limit_s(settings: Settings) -> float:
     """All checks of one validation at their longest."""
-    probes = 16  # four questions for each of four prompts
-    return settings.validation_timeout_s * (VALIDATION_CHECKS + probes) + KILL_AFTER_S
+    return settings.validation_timeout_s * (FILE_CHECKS + PROBE_BATCHES) + KILL_AFTER_S
 
 
 def broker_folder(settings: Settings) -> Path:

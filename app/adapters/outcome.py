@@ -7,6 +7,21 @@ from typing import Any
 GROUPS = ("container", "config", "coverage", "numbers", "behaviour")
 """The checks in the order in which they run; a Check row's position counts along it."""
 
+BEHAVIOUR_CODES = {
+    "non_finite_logits": ("fail", "With the adapter the model's outputs are not finite numbers."),
+    "behaviour_far_from_base": ("warn", "Its answers are far from the base model's."),
+    "behaviour_loops": ("warn", "It repeats one phrase where the base model does not."),
+    "behaviour_costly": ("warn", "A token takes much longer than without it."),
+}
+"""code -> (severity, what it means), of the group that runs on the engine."""
+PROCESS_CODES = {
+    "resource_limit": ("fail", "Reading the files took more memory or time than is allowed."),
+    "check_crashed": ("fail", "Reading the files brought the check down."),
+    "check_timeout": ("attempt", "A check was stopped; the validation is tried again."),
+}
+"""code -> (severity, what it means), of the process that reads the files; `attempt` is not a
+verdict unless it is the last one."""
+
 
 def finding(code: str, severity: str, message: str, **figures: Any) -> dict[str, Any]:
     """One sentence of a report."""

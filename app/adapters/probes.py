@@ -6,7 +6,15 @@ the adapter moves from the base, whether it repeats itself, and what a token cos
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -164,80 +172,104 @@ def _ended(code: str | None, message: str | None, adapter_ran: bool) -> Exceptio
     return _AdapterFault(code, text)
 
 
-@dataclass(slots=True)
-class _Comparison:
-    """What the probes so far have shown."""
+@dataclass(frozen=True, slots=True)
+class _Probed:
+    """One prompt's four answers. The views are of the base's own continuation."""
 
-    divergences: list[float] = field(default_factory=list)
-    adapter_loops: int = 0
-    base_loops: int = 0
-    adapter_ms: list[float] = field(default_factory=list)
-    base_ms: list[float] = field(default_factory=list)
+    prompt: Sequence[int]
+    base: _Answer
+    base_view: _Answer
+    adapter_view: _Answer
+    adapter: _Answer
+
+    @property
+    def finite(self) -> bool:
+        return self.adapter_view.finite and self.adapter.finite
+
+    @property
+    def divergence_nats(self) -> float | None:
+        views = [
+            [entry for entry in view.prompt_logprobs[len(self.prompt) :] if entry is not None]
+            for view in (self.base_view, self.adapter_view)
+        ]
+        return figures.mean_divergence_nats(*views)
 
 
-def _forced(answer: _Answer, start: int) -> list[TokenLogprobs]:
-    """The engine's view of the tokens from position `start` of the prompt on."""
-    return [entry for entry in answer.prompt_logprobs[start:] if entry is not None]
+async def _together(work: Iterable[Coroutine[Any, Any, _Answer]]) -> list[_Answer]:
+    """Runs probes as one batch of the engine; the first that fails cancels the others."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _compare(
+async def _ask_all(
     engine: Engine,
-    prompt: Sequence[int],
+    prompts: Sequence[Sequence[int]],
     ref: AdapterRef,
     timeout_s: float,
-    seen: _Comparison,
-) -> bool:
-    """Probes one prompt; False when a number that came back was not finite."""
+    alive: Callable[[], Awaitable[None]],
+) -> list[_Probed]:
+    """Base and adapter answer in batches of the same size, so that their costs compare."""
 
-    async def ask(
+    def ask(
         tokens: Sequence[int], adapter: AdapterRef | None, count: int, top: int | None = None
-    ) -> _Answer:
+    ) -> Coroutine[Any, Any, _Answer]:
         request = _request(
-            tokens,
-            adapter=adapter,
-            max_tokens=count,
-            prompt_logprobs=top,
-            timeout_s=timeout_s,
+            tokens, adapter=adapter, max_tokens=count, prompt_logprobs=top, timeout_s=timeout_s
         )
-        return await _ask(engine, request, timeout_s)
+        return _ask(engine, request, timeout_s)
 
-    base = await ask(prompt, None, ANSWER_TOKENS)
-    forced = [*prompt, *base.tokens[:CONTINUATION_TOKENS]]
-    base_view = await ask(forced, None, 1, TOP_TOKENS)
-    adapter_view = await ask(forced, ref, 1, TOP_TOKENS)
-    adapter = await ask(prompt, ref, ANSWER_TOKENS)
-    if not (adapter_view.finite and adapter.finite):
-        return False
-    divergence = figures.mean_divergence_nats(
-        _forced(base_view, len(prompt)), _forced(adapter_view, len(prompt))
-    )
-    if divergence is not None:
-        seen.divergences.append(divergence)
-    seen.adapter_loops += figures.loops(adapter.tokens)
-    seen.base_loops += figures.loops(base.tokens)
-    for answer, into in ((adapter, seen.adapter_ms), (base, seen.base_ms)):
-        usage = answer.usage
-        if usage is None:
-            continue
-        cost = figures.per_token_ms(usage.total_ms, usage.ttft_ms, len(answer.tokens))
-        if cost is not None:
-            into.append(cost)
-    return True
+    base = await _together(ask(prompt, None, ANSWER_TOKENS) for prompt in prompts)
+    await alive()
+    forced = [
+        [*prompt, *answer.tokens[:CONTINUATION_TOKENS]]
+        for prompt, answer in zip(prompts, base, strict=True)
+    ]
+    base_views = await _together(ask(tokens, None, 1, TOP_TOKENS) for tokens in forced)
+    await alive()
+    adapter_views = await _together(ask(tokens, ref, 1, TOP_TOKENS) for tokens in forced)
+    await alive()
+    adapter = await _together(ask(prompt, ref, ANSWER_TOKENS) for prompt in prompts)
+    await alive()
+    return [
+        _Probed(*answers)
+        for answers in zip(prompts, base, base_views, adapter_views, adapter, strict=True)
+    ]
+
+
+def _token_ms(answers: Iterable[_Answer]) -> float | None:
+    """What one token after the first took, on average."""
+    costs = [
+        figures.per_token_ms(answer.usage.total_ms, answer.usage.ttft_ms, len(answer.tokens))
+        for answer in answers
+        if answer.usage is not None
+    ]
+    return _mean([cost for cost in costs if cost is not None])
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return round(sum(values) / len(values), 4) if values else None
 
 
-def judge(seen: _Comparison, thresholds: Thresholds) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _judge(
+    probed: Sequence[_Probed], thresholds: Thresholds
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Findings (warnings only) and figures of finished probes."""
-    divergence = _mean(seen.divergences)
-    adapter_ms, base_ms = _mean(seen.adapter_ms), _mean(seen.base_ms)
+    divergences = [one.divergence_nats for one in probed]
+    divergence = _mean([nats for nats in divergences if nats is not None])
+    adapter_ms = _token_ms(one.adapter for one in probed)
+    base_ms = _token_ms(one.base for one in probed)
+    adapter_loops = sum(figures.loops(one.adapter.tokens) for one in probed)
+    base_loops = sum(figures.loops(one.base.tokens) for one in probed)
     numbers = {
-        "prompts": len(PROMPTS),
+        "prompts": len(probed),
         "divergence_nats": divergence,
-        "adapter_loops": seen.adapter_loops,
-        "base_loops": seen.base_loops,
+        "adapter_loops": adapter_loops,
+        "base_loops": base_loops,
         "adapter_token_ms": adapter_ms,
         "base_token_ms": base_ms,
     }
@@ -252,13 +284,13 @@ def judge(seen: _Comparison, thresholds: Thresholds) -> tuple[list[dict[str, Any
                 "was not meant",
             )
         )
-    if seen.adapter_loops > seen.base_loops:
+    if adapter_loops > base_loops:
         findings.append(
             finding(
                 "behaviour_loops",
                 "warn",
-                f"{seen.adapter_loops} of {len(PROMPTS)} answers repeat one phrase to the end, "
-                f"{seen.base_loops} without the adapter; it may be overtrained",
+                f"{adapter_loops} of {len(probed)} answers repeat one phrase to the end, "
+                f"{base_loops} without the adapter; it may be overtrained",
             )
         )
     if adapter_ms and base_ms and adapter_ms > base_ms * thresholds.cost_ratio:
@@ -282,24 +314,23 @@ async def probe(
     timeout_s: float,
     alive: Callable[[], Awaitable[None]],
 ) -> CheckOutcome:
-    """Runs the probes; `alive` is awaited between prompts so that the run keeps its lease.
+    """Runs the probes; `alive` is awaited between batches so that the run keeps its lease.
 
     Raises ProbeInterrupted when the engine could not be asked to the end.
     """
-    seen = _Comparison()
+    prompts = [encode(text) for text in PROMPTS]
     try:
-        for text in PROMPTS:
-            if not await _compare(engine, encode(text), ref, timeout_s, seen):
-                return CheckOutcome.failed(
-                    "behaviour",
-                    "non_finite_logits",
-                    "with this adapter the model's outputs are not finite numbers; look for "
-                    "exploding weights or a scale (alpha / r) that is far too large",
-                )
-            await alive()
+        probed = await _ask_all(engine, prompts, ref, timeout_s, alive)
     except _AdapterFault as fault:
         return CheckOutcome.failed("behaviour", fault.code, fault.message)
-    findings, numbers = judge(seen, thresholds)
+    if not all(one.finite for one in probed):
+        return CheckOutcome.failed(
+            "behaviour",
+            "non_finite_logits",
+            "with this adapter the model's outputs are not finite numbers; look for exploding "
+            "weights or a scale (alpha / r) that is far too large",
+        )
+    findings, numbers = _judge(probed, thresholds)
     return CheckOutcome(
         group="behaviour",
         status="warn" if findings else "pass",

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import statistics
-import time
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,7 +12,9 @@ from rich.progress import Progress
 
 from app.cli.http import api_key, async_api, describe_error
 from app.cli.output import JsonFlag, fail, print_json, print_rows, stderr
+from app.clock import SystemClock
 
+CLOCK = SystemClock()
 WORDS = ("harbour", "lantern", "copper", "meadow", "signal", "orchard", "granite", "velvet")
 
 
@@ -46,7 +47,7 @@ def bench(
 ) -> None:
     """Send REQUESTS streamed chats, CONCURRENCY at a time, and report what callers saw."""
     secret = api_key(key)
-    started = time.monotonic()
+    started_ms = CLOCK.monotonic_ms()
     body = {
         "max_tokens": max_tokens,
         "temperature": 0,
@@ -54,7 +55,7 @@ def bench(
         "stream_options": {"include_usage": True},
     }
     samples = asyncio.run(_run(url, secret, model, requests, concurrency, prompt_words, body))
-    summary = summarise(samples, time.monotonic() - started, ttft_ms, tpot_ms)
+    summary = summarise(samples, (CLOCK.monotonic_ms() - started_ms) / 1000, ttft_ms, tpot_ms)
     if as_json:
         print_json(summary)
         return
@@ -122,8 +123,8 @@ async def _run(
 
 
 async def _measure(client: httpx.AsyncClient, call: dict[str, Any]) -> Sample:
-    started = time.monotonic()
-    first: float | None = None
+    started_ms = CLOCK.monotonic_ms()
+    first_ms: float | None = None
     tokens = 0
     error = ""
     try:
@@ -138,12 +139,12 @@ async def _measure(client: httpx.AsyncClient, call: dict[str, Any]) -> Sample:
                 if "error" in chunk:
                     error = chunk["error"]["message"]
                     continue
-                if first is None and any(c["delta"].get("content") for c in chunk["choices"]):
-                    first = time.monotonic()
+                if first_ms is None and any(c["delta"].get("content") for c in chunk["choices"]):
+                    first_ms = CLOCK.monotonic_ms()
                 if chunk.get("usage"):
                     tokens = chunk["usage"]["completion_tokens"]
     except httpx.HTTPError as problem:
         error = f"the connection failed ({type(problem).__name__})"
-    ended = time.monotonic()
-    ttft_ms = ((first or ended) - started) * 1000
-    return Sample(call["model"], ttft_ms, (ended - started) * 1000, tokens, error)
+    ended_ms = CLOCK.monotonic_ms()
+    ttft_ms = (first_ms or ended_ms) - started_ms
+    return Sample(call["model"], ttft_ms, ended_ms - started_ms, tokens, error)

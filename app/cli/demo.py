@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,12 +17,14 @@ from app.cli.adapters import push_all
 from app.cli.database import ACTOR, in_transaction
 from app.cli.http import StreamFailed, api, async_api, expect, stream_text
 from app.cli.output import JsonFlag, console, fail, print_json
+from app.clock import SystemClock
 from app.errors import NotFound
 from app.keys import service as keys
 from app.platform import Platform
 from app.tenants import service as tenants
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "adapters"
+CLOCK = SystemClock()
 TENANTS = ("demo-harbour", "demo-kitchen")
 DEFAULT_PROMPT = "What should I do on a rainy Sunday afternoon?"
 MAX_TOKENS = 90
@@ -42,7 +43,7 @@ class Answer:
     first_ms: float | None = None
     problem: str = ""
     done: bool = False
-    started: float = field(default_factory=time.monotonic)
+    started_ms: float = 0.0
 
     def panel(self) -> Panel:
         state = "waiting" if not self.text else "done" if self.done else "answering"
@@ -149,12 +150,12 @@ async def _follow(url: str | None, answer: Answer, prompt: str) -> None:
         "max_tokens": MAX_TOKENS,
         "temperature": 0,
     }
-    answer.started = time.monotonic()
+    answer.started_ms = CLOCK.monotonic_ms()
     try:
         async with async_api(url, answer.key) as client:
             async for text in stream_text(client, body):
                 if answer.first_ms is None:
-                    answer.first_ms = (time.monotonic() - answer.started) * 1000
+                    answer.first_ms = CLOCK.monotonic_ms() - answer.started_ms
                 answer.text += text
                 answer.pieces += 1
     except StreamFailed as error:

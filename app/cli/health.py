@@ -2,13 +2,13 @@
 
 import asyncio
 import socket
-import time
 from enum import StrEnum
 
 import httpx
 
 from app.cli.database import settings
 from app.cli.output import console, fail
+from app.clock import SystemClock
 from app.settings import Settings
 
 TIMEOUT_S = 8.0
@@ -79,7 +79,7 @@ def _worker(configured: Settings) -> str:
 def _beat(configured: Settings) -> str:
     schedule = configured.data_dir / "beat-schedule"
     try:
-        age_s = time.time() - schedule.stat().st_mtime
+        age_s = SystemClock().now().timestamp() - schedule.stat().st_mtime
     except FileNotFoundError:
         return f"there is no {schedule}"
     return "" if age_s < BEAT_STALE_S else f"{schedule} was last written {age_s:.0f} s ago"

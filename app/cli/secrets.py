@@ -6,7 +6,7 @@ from app.cli.database import settings
 from app.cli.output import JsonFlag, console, fail, print_json
 from app.crypto import FileSource, SecretError
 from app.processes import curve_dir
-from engine.curve import CurveKeyError, create_curve_keys
+from engine.client import CurveKeyError, create_curve_keys
 
 app = typer.Typer(
     help="The root secret, and the keys between api and engine.", no_args_is_help=True

@@ -8,6 +8,9 @@ from app.limits.service import Limits, Reservation
 from app.usage.entries import FinalEntry, Status
 from app.usage.service import Ledger
 
+MAX_CODE_CHARACTERS = 64
+"""What the ledger's column holds; engines may invent codes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -65,7 +68,7 @@ class Account:
                 overshoot_tokens=outcome.overshoot_tokens,
                 finish_reasons=outcome.finish_reasons,
                 closed_at=self._clock.now(),
-                error_code=outcome.error_code,
+                error_code=outcome.error_code and outcome.error_code[:MAX_CODE_CHARACTERS],
                 queue_ms=outcome.queue_ms,
                 adapter_wait_ms=outcome.adapter_wait_ms,
                 ttft_ms=outcome.ttft_ms,

@@ -182,7 +182,9 @@ class EngineRouter:
         return "; ".join(f"{e.address}: {e.problem}" for e in self._engines.values())
 
     async def _watch(self) -> None:
-        while not await self._read_codec():
+        while True:
+            if await self._read_codec():
+                break
             await asyncio.sleep(POLL_S)
         await asyncio.gather(*(self._poll(engine) for engine in self._engines.values()))
 

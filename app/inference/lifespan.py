@@ -9,7 +9,6 @@ from pathlib import Path
 import structlog
 
 from app.adapters.base_models import remember
-from app.errors import Overloaded
 from app.inference.engines import EngineLink, EngineRouter
 from app.limits.open import open_limits
 from app.platform import CheckResult, Platform, ReadinessCheck
@@ -102,8 +101,8 @@ def _engine_check(engines: EngineRouter) -> ReadinessCheck:
 async def _tick(platform: Platform) -> None:
     while True:
         await asyncio.sleep(TICK_S)
-        await platform.ledger.tick()
         try:
+            await platform.ledger.tick()
             await platform.limits.renew_seats()
-        except Overloaded as error:
-            log.warning("seats_not_renewed", error=error.code)
+        except Exception as error:  # noqa: BLE001 - leases must be renewed whatever happened once
+            log.warning("tick_failed", error=type(error).__name__)

@@ -131,7 +131,11 @@ class Ledger:
 
     async def replay(self) -> int:
         """Closes the rows that wait in the spool; returns how many were closed."""
-        entries = await asyncio.to_thread(self._spool.entries)
+        try:
+            entries = await asyncio.to_thread(self._spool.entries)
+        except OSError as error:
+            log.error("spool_unreadable", error=type(error).__name__)
+            return 0
         self._metrics.spooled(len(entries))
         if not entries:
             self._spooled = False
@@ -171,7 +175,7 @@ class Ledger:
     async def _write_or_spool(self, group: list[FinalEntry]) -> None:
         try:
             await self.write(group, "api")
-        except DATABASE_AWAY as error:
+        except Exception as error:  # noqa: BLE001 - the last net: whatever failed, no row is lost
             log.warning("rows_spooled", rows=len(group), error=type(error).__name__)
             self._spooled = True
             for entry in group:

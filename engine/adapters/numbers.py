@@ -38,6 +38,10 @@ class ModuleFigures:
     base_norm: float
 
     @property
+    def finite(self) -> bool:
+        return math.isfinite(self.a_norm) and math.isfinite(self.b_norm)
+
+    @property
     def ratio(self) -> float:
         """The update against the weight that it changes."""
         return self.update_norm / self.base_norm if self.base_norm > 0 else 0.0
@@ -77,7 +81,7 @@ def measure_adapter(
         _judge(modules, found)
         for weight in plan.base_weights:
             _compare_base(data, weight, description, found)
-    finite = tuple(m for m in modules if math.isfinite(m.update_norm))
+    finite = tuple(m for m in modules if m.finite)
     return NumbersReport(finite, found.done())
 
 
@@ -94,31 +98,29 @@ def _measure_pair(
         pair.scale,
         a_norm=math.sqrt(float(np.trace(gram_a))),
         b_norm=math.sqrt(float(np.trace(gram_b))),
-        # max() would hide a NaN
+        # rounding may leave a product of near-orthogonal factors just below zero
         update_norm=abs(pair.scale) * math.sqrt(0.0 if square < 0 else square),
         base_norm=module.norm,
     )
 
 
 def _gram(blocks: Iterable[np.ndarray]) -> np.ndarray:
-    """Sum of X^T X over blocks X [n, rank]; NaN anywhere when any value is not finite."""
+    """Sum of X^T X over blocks X [n, rank]; its trace is finite only if every value is."""
     total: np.ndarray | None = None
     for block in blocks:
         exact = block.astype(np.float64)
         gram = exact.T @ exact
-        if not np.isfinite(block).all():
-            gram[:] = np.nan
         total = gram if total is None else total + gram
     return np.zeros((0, 0)) if total is None else total
 
 
 def _judge(modules: list[ModuleFigures], found: FindingList) -> None:
-    broken = [m.module for m in modules if not math.isfinite(m.update_norm)]
+    broken = [m.module for m in modules if not m.finite]
     if broken:
         found.add("non_finite",
                   f"NaN or infinity in {clip_names(broken)}; the training diverged",
                   modules=len(broken))  # fmt: skip
-    idle = [m.module for m in modules if m.update_norm == 0]
+    idle = [m.module for m in modules if m.finite and m.update_norm == 0]
     if len(idle) == len(modules):
         found.add("zero_effect",
                   "every update is zero (B, A or the scale is): the adapter would answer exactly "
@@ -126,7 +128,7 @@ def _judge(modules: list[ModuleFigures], found: FindingList) -> None:
     elif idle:
         found.add("module_without_effect", f"no effect on {clip_names(idle)}", modules=len(idle))
     for figures in modules:
-        if figures.base_norm > 0 and LARGE_UPDATE < figures.ratio < math.inf:
+        if figures.finite and figures.ratio > LARGE_UPDATE:
             found.add("large_update",
                       f"the update of {figures.module} is {figures.ratio:.2f} times its weight",
                       figures.module, ratio=round(figures.ratio, 4))  # fmt: skip

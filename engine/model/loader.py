@@ -149,13 +149,16 @@ class FolderCheckpoint(Checkpoint):
         if header_bytes > raw.size - 8:
             raise CheckpointRefused(f"{shard.name} is truncated")
         data = raw[8 + header_bytes :]
-        for name, info in json.loads(raw[8 : 8 + header_bytes].tobytes()).items():
-            if name == "__metadata__":
-                continue
-            start, stop = info["data_offsets"]
-            if not 0 <= start <= stop <= data.size:
-                raise CheckpointRefused(f"{name} lies outside {shard.name}")
-            self._weights[name] = (info["dtype"], tuple(info["shape"]), data[start:stop])
+        try:
+            header = json.loads(raw[8 : 8 + header_bytes].tobytes())
+            header.pop("__metadata__", None)
+            for name, info in header.items():
+                start, stop = info["data_offsets"]
+                if not 0 <= start <= stop <= data.size:
+                    raise CheckpointRefused(f"{name} lies outside {shard.name}")
+                self._weights[name] = (info["dtype"], tuple(info["shape"]), data[start:stop])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointRefused(f"{shard.name} has a malformed header") from error
 
     def weight(self, name: str) -> Weight:
         if name not in self._weights:

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from engine.kernels.lora_cuda import TritonLora
 from engine.kernels.lora_triton import TILES, choose_tile
 from engine.kernels.reference import ReferenceLora
-from tests.kernels.lora_cases import Case, assert_matches, cases
+from tests.kernels.lora_cases import Case, assert_matches
+from tests.kernels.lora_strategies import cases
 
 SWEEP = settings(
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True

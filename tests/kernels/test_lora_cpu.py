@@ -10,7 +10,8 @@ from engine.kernels.lora import Lora, open_lora
 from engine.kernels.lora_cpu import NumbaLora
 from engine.kernels.lora_torch import TorchLora
 from engine.kernels.reference import ReferenceLora
-from tests.kernels.lora_cases import Case, assert_matches, cases
+from tests.kernels.lora_cases import Case, assert_matches
+from tests.kernels.lora_strategies import cases
 
 FACES = [NumbaLora, TorchLora]
 EXAMPLES = [

@@ -64,6 +64,7 @@ class Driver:
         self._next_adapter = self.executor.extent_count
         self._blocks: dict[int, list[int]] = {}
         self._fed: dict[int, list[int]] = {}
+        self.prompts: dict[int, Sequence[int]] = {}  # where it is longer than the first piece
         self._announced: dict[int, int] = {}  # blocks of a sequence that the executor knows
         self._closed: list[int] = []
         self.results: list[RowResult] = []
@@ -100,7 +101,8 @@ class Driver:
 
     def _introduce(self, piece: Piece) -> SequenceStart:
         self._announced[piece.seq] = 0
-        prompt = [*self._fed.setdefault(piece.seq, []), *piece.tokens]
+        fed = self._fed.setdefault(piece.seq, [])
+        prompt = list(self.prompts.get(piece.seq, [*fed, *piece.tokens]))
         self._blocks.setdefault(piece.seq, [])
         return SequenceStart(piece.seq, prompt, [], SamplingParams(max_tokens=1), 0)
 

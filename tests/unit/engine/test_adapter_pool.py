@@ -7,7 +7,8 @@ import pytest
 from engine.adapters.loading import LoadFailed
 from engine.errors import AdapterRefused
 from engine.types import AdapterRef, Residency
-from tests.fakes import EXTENT_BYTES, EngineUnderTest, expected_tokens
+from tests.engine_under_test import EngineUnderTest
+from tests.fakes import EXTENT_BYTES, expected_tokens
 
 
 def residency(engine: EngineUnderTest) -> dict[AdapterRef, Residency]:
@@ -107,6 +108,16 @@ class TestBudgets:
         engine.submit(adapter=refs[0])
         engine.run()
         assert engine.loader.built == [*refs, refs[0]]
+
+    def test_the_host_budget_holds_when_nothing_in_it_can_go(self) -> None:
+        engine = EngineUnderTest(
+            host_cache_bytes=2 * EXTENT_BYTES, max_slots=1, adapter_aging_ms=200.0
+        )
+        ids = [engine.submit(adapter=engine.loader.add(f"{n}"), max_tokens=40) for n in range(6)]
+        while engine.core.has_work:
+            engine.step()
+            assert engine.core.status().host_adapter_bytes <= 2 * EXTENT_BYTES
+        assert all(engine.last(request_id).finish == "length" for request_id in ids)
 
     def test_an_evicted_adapter_comes_back_from_host_memory(self) -> None:
         engine = EngineUnderTest(max_slots=1)

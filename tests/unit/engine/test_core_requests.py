@@ -6,7 +6,8 @@ import pytest
 
 from engine.errors import RequestRefused
 from engine.types import SequenceStart
-from tests.fakes import EOS, VOCAB, EngineUnderTest, describe, expected_tokens
+from tests.engine_under_test import EngineUnderTest
+from tests.fakes import EOS, VOCAB, describe, expected_tokens
 
 
 def says(*tokens: int) -> "object":

@@ -91,6 +91,15 @@ class TestDraw:
         assert set(tokens.tolist()) <= inside | borders
         assert order[0].item() in tokens.tolist()
 
+    def test_flat_and_steep_rows_of_one_batch_keep_their_own_nucleus(self):
+        generator = torch.Generator().manual_seed(0)
+        flat, steep = torch.randn(2, 6000, generator=generator) * torch.tensor([[0.01], [8.0]])
+        rows = torch.stack([flat, steep, flat, steep])
+        draws = [a_draw(number, top_p=0.9) for number in (0.2, 0.4, 0.6, 0.8)]
+        together = draw(rows.clone(), draws).tolist()
+        alone = [draw(row[None].clone(), [d]).item() for row, d in zip(rows, draws, strict=True)]
+        assert together == alone
+
     @pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.9}])
     def test_the_only_token_left_is_drawn_at_any_number(self, options):
         logits = torch.full((8,), -torch.inf)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from engine.adapters.loading import LoadFailed
 from engine.errors import EngineError
 from engine.types import AdapterRef
-from tests.fakes import EXTENT_BYTES, EngineUnderTest, describe, expected_tokens
+from tests.engine_under_test import EngineUnderTest
+from tests.fakes import EXTENT_BYTES, describe, expected_tokens
 
 HOST_BYTES = 6 * EXTENT_BYTES
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes import EngineUnderTest, describe, expected_tokens
+from tests.engine_under_test import EngineUnderTest
+from tests.fakes import describe, expected_tokens
 
 PROMPT = [2 + i for i in range(70)]  # 4 full blocks and a part
 
@@ -125,7 +126,7 @@ def test_with_the_cache_switched_off_nothing_is_found() -> None:
 
 
 def test_what_gave_a_number_that_was_not_finite_is_not_shared() -> None:
-    engine = EngineUnderTest()
+    engine = EngineUnderTest(max_batch_tokens=32, max_running=8)  # only the last chunk shows it
     engine.executor.not_finite = lambda start: True
     request_id = engine.submit(PROMPT)
     engine.run()

@@ -82,6 +82,26 @@ class TestClosing:
         assert (await row(platform, "req_1")).completion_tokens == 0
 
 
+class TestUnforeseen:
+    async def test_a_fault_after_the_commit_neither_stops_the_writer_nor_loses_a_row(
+        self, ledger, platform, final, monkeypatch
+    ):
+        async def explode(engine, request_ids):
+            raise ZeroDivisionError
+
+        for name in ("req_1", "req_2"):
+            await ledger.open(opening(name))
+        monkeypatch.setattr(ledger, "_acknowledge", explode)
+        ledger.close_soon(final("req_1"))
+        await ledger.drain()
+        ledger.close_soon(final("req_2"))
+        await ledger.drain()
+        assert [(await row(platform, name)).status for name in ("req_1", "req_2")] == [
+            "completed",
+            "completed",
+        ]
+
+
 class TestDatabaseAway:
     async def test_final_rows_are_spooled_and_replayed(self, ledger, platform, final, acknowledged):
         for index in range(3):

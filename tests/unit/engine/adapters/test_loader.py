@@ -74,7 +74,7 @@ def test_an_abandoned_adapter_leaves_no_plan_behind(
         case
         for case in HOSTILE
         if case.group != "numbers"
-        and None not in (case.build(BASE).config, case.build(BASE).weights)
+        and case.code not in ("missing_file", "empty_file", "pickle_file")  # no store holds these
     ],
     ids=lambda case: case.name,
 )

@@ -1,0 +1,172 @@
+"""Checks and times the GPU kernels of this repository on the CUDA device that is here.
+
+    python -m benchmarks.gpu
+
+First every kernel must equal its plain reference; only then is it timed, beside the time that its
+bytes alone would take at the copy bandwidth measured in the same run. Needs torch, triton and
+numpy, no model and no network; a few minutes.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.kernels.lora_cuda import TritonLora
+from engine.kernels.metadata import SliceGroup, layer_groups
+from engine.kernels.reference import ReferenceLora
+from engine.types import AdapterLayout, AdapterModule, ModuleSpec
+
+HIDDEN, KEY_VALUE, INNER = 4096, 1024, 14336  # one block of an 8B Llama
+MAX_ROWS = 1024
+RANKS = (8, 16, 32, 64)
+ADAPTERS = 64
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    row_slots: list[int]
+
+
+WORKLOADS = [
+    Workload("1 row", [0]),
+    Workload("32 rows, 1 adapter", [0] * 32),
+    Workload("32 rows, 16 adapters", [row % 16 for row in range(32)]),
+    Workload("64 rows, 64 adapters", list(range(64))),
+    Workload("256 rows, 64 adapters", [row % 64 for row in range(256)]),
+    Workload("64 rows, half of the base", [row % 8 if row % 2 else -1 for row in range(64)]),
+    Workload("prefill 512 rows, 1 adapter", [3] * 512),
+    Workload("prefill 1024 rows, 4 adapters", [row // 256 for row in range(1024)]),
+]
+
+
+def block() -> list[ModuleSpec]:
+    shapes = {
+        "q_proj": (HIDDEN, HIDDEN),
+        "k_proj": (HIDDEN, KEY_VALUE),
+        "v_proj": (HIDDEN, KEY_VALUE),
+        "o_proj": (HIDDEN, HIDDEN),
+        "gate_proj": (HIDDEN, INNER),
+        "up_proj": (HIDDEN, INNER),
+        "down_proj": (INNER, HIDDEN),
+    }
+    return [ModuleSpec(target, target, 0, *shape, 1.0) for target, shape in shapes.items()]
+
+
+def fill_arena(modules: list[ModuleSpec]) -> tuple[torch.Tensor, list[AdapterLayout], list[int]]:
+    """64 random bf16 adapters of ranks 8 to 64 in one arena."""
+    layouts, first_bytes, end = [], [], 0
+    for slot in range(ADAPTERS):
+        rank, at, placed = RANKS[slot % len(RANKS)], 0, []
+        for index, module in enumerate(modules):
+            b_offset = at + 2 * rank * module.in_features
+            placed.append(AdapterModule(index, rank, 0.5, at, b_offset))
+            at = b_offset + 2 * rank * module.out_features
+        layouts.append(AdapterLayout(tuple(placed), "bf16", rank, at))
+        first_bytes.append(end)
+        end += at
+    arena = torch.empty(end, dtype=torch.uint8, device="cuda")
+    arena.view(torch.bfloat16).normal_(std=0.02)
+    return arena, layouts, first_bytes
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second, read and written, of a large copy on this device."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (milliseconds(lambda: target.copy_(source)) / 1e3)
+
+
+def milliseconds(call: Callable[[], object], repeats: int = 30) -> float:
+    """Median time of a call captured as a CUDA graph, with the L2 cache flushed before each."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    times = []
+    for _ in range(repeats):
+        flush.zero_()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def bytes_moved(group: SliceGroup, row_slots: list[int]) -> int:
+    """What any implementation must move: each distinct adapter once, x once, y twice."""
+    rows = sum(slot >= 0 for slot in row_slots)
+    ranks = sum(RANKS[slot % len(RANKS)] for slot in set(row_slots) - {-1})
+    weights = ranks * (len(group.modules) * group.in_features + group.width)
+    return 2 * (weights + rows * (group.in_features + 2 * group.width))
+
+
+def error(
+    lora: TritonLora, reference: ReferenceLora, group: SliceGroup, row_slots: list[int]
+) -> float:
+    """Largest difference over the reference's largest value; infinite if a base row changed."""
+    x, y = inputs(group, len(row_slots))
+    before, expected = y.clone(), torch.zeros(y.shape, device="cuda")
+    batch, plain = lora.new_batch(MAX_ROWS), reference.new_batch(MAX_ROWS)
+    batch.build(row_slots)
+    plain.build(row_slots)
+    lora.linear(group, batch, x, y)
+    reference.linear(group, plain, x, expected)
+    base = torch.tensor([slot < 0 for slot in row_slots], device="cuda")
+    if not torch.equal(y[base], before[base]):
+        return float("inf")
+    added = y.float() - before.float()
+    return float((added - expected).abs().max() / expected.abs().max())
+
+
+def inputs(group: SliceGroup, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normal x, and y of zeros: what a call adds is then its whole result."""
+    x = torch.randn(rows, group.in_features, device="cuda", dtype=torch.bfloat16)
+    return x, torch.zeros(rows, group.width, device="cuda", dtype=torch.bfloat16)
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print("no CUDA device here; nothing was checked", file=sys.stderr)
+        return 1
+    modules = block()
+    arena, layouts, first_bytes = fill_arena(modules)
+    lora = TritonLora(
+        arena, modules, slots=ADAPTERS, max_rows=MAX_ROWS, max_rank=max(RANKS), dtype="bf16"
+    )
+    reference = ReferenceLora(arena, modules, slots=ADAPTERS, dtype="bf16")
+    for slot, (layout, first_byte) in enumerate(zip(layouts, first_bytes, strict=True)):
+        lora.activate(slot, layout, first_byte)
+        reference.activate(slot, layout, first_byte)
+    bandwidth = copy_bandwidth()
+    print(f"{torch.cuda.get_device_name()}: copy {bandwidth / 1e12:.2f} TB/s")
+    groups = layer_groups(modules, 0)
+    print(f"{'workload':32}{'group':10}{'error':>10}{'ms':>9}{'floor ms':>10}{'of floor':>10}")
+    wrong = 0
+    for workload in WORKLOADS:
+        for name in ("qkv", "o", "gate_up", "down"):
+            group: SliceGroup = getattr(groups, name)
+            off = error(lora, reference, group, workload.row_slots)
+            if off > 2e-2:
+                wrong += 1
+                print(f"{workload.name:32}{name:10}{off:10.1e}  WRONG, not timed")
+                continue
+            batch = lora.new_batch(MAX_ROWS)
+            batch.build(workload.row_slots)
+            x, y = inputs(group, len(workload.row_slots))
+            took = milliseconds(lambda g=group, b=batch, x=x, y=y: lora.linear(g, b, x, y))
+            floor = bytes_moved(group, workload.row_slots) / bandwidth * 1e3
+            figures = f"{off:10.1e}{took:9.4f}{floor:10.4f}{took / floor:9.1f}x"
+            print(f"{workload.name:32}{name:10}{figures}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

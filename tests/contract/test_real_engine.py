@@ -1,0 +1,118 @@
+"""The openai package, the api and the real engine with the packaged base model, end to end."""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from fastapi import FastAPI
+
+from app.clock import SystemClock
+from app.crypto import Passwords
+from app.main import create_app
+from app.platform import Platform, open_platform
+from app.processes import engine_command
+from app.settings import Settings
+from app.usage import repository
+from tests.conftest import CHEAP_HASHER
+from tests.factories import make_key, make_tenant
+from tests.serving import serve
+
+HELLO = [{"role": "user", "content": "Say hello in five words."}]
+GREEDY = {"temperature": 0, "max_tokens": 16}
+
+
+@pytest.fixture
+async def platform(settings: Settings) -> AsyncIterator[Platform]:
+    opened = open_platform(settings, clock=SystemClock(), passwords=Passwords(CHEAP_HASHER))
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def engine_process(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
+    address = settings.engines[0]
+    Path(address.removeprefix("ipc://")).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    process = subprocess.Popen(engine_command(settings, address).argv)
+    yield process
+    process.terminate()
+    process.wait(60)
+
+
+@pytest.fixture
+def app(platform: Platform) -> FastAPI:
+    return create_app(platform=platform)
+
+
+@pytest.fixture
+async def client(
+    app: FastAPI, platform: Platform, engine_process: subprocess.Popen[bytes]
+) -> AsyncIterator[openai.AsyncOpenAI]:
+    key = await make_key(platform, await make_tenant(platform, "acme"))
+    async with (
+        serve(app) as address,
+        openai.AsyncOpenAI(
+            base_url=f"{address}/v1", api_key=key.secret.text, max_retries=0, timeout=120
+        ) as opened,
+    ):
+        for _ in range(1200):
+            if platform.engines.problem() is None:
+                break
+            assert engine_process.poll() is None, "the engine ended before it was ready"
+            await asyncio.sleep(0.1)
+        yield opened
+
+
+async def row_of(platform, request_id):
+    await platform.ledger.drain()
+    async with platform.db.reading() as session:
+        return await repository.get(session, request_id)
+
+
+@pytest.mark.timeout(300)
+async def test_the_real_engine_answers_the_unmodified_client(client, platform):
+    (model,) = [model.id async for model in client.models.list()]
+    chat = client.chat.completions
+
+    whole = await chat.create(model=model, messages=HELLO, logprobs=True, **GREEDY)
+    text = whole.choices[0].message.content
+    assert text
+    tokens = whole.choices[0].logprobs.content
+    assert "".join(token.token for token in tokens) == text
+
+    stream = await chat.create(
+        model=model, messages=HELLO, stream=True, stream_options={"include_usage": True}, **GREEDY
+    )
+    chunks = [chunk async for chunk in stream]
+    streamed = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert streamed == text
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+
+    word = text.split()[2]
+    stopped = await chat.create(model=model, messages=HELLO, stop=[word], **GREEDY)
+    assert stopped.choices[0].message.content == text[: text.index(word)]
+    row = await row_of(platform, stopped._request_id)
+    assert row.completion_tokens == stopped.usage.completion_tokens
+    assert row.completion_tokens < whole.usage.completion_tokens
+
+    gone = await chat.create(
+        model=model, messages=HELLO, stream=True, max_tokens=1000, extra_body={"top_k": 5}
+    )
+    await anext(aiter(gone))
+    await gone.close()
+    for _ in range(600):
+        if not platform.ledger.running:
+            break
+        await asyncio.sleep(0.1)
+    row = await row_of(platform, gone.response.headers["x-request-id"])
+    assert row.status == "cancelled"
+    assert row.completion_tokens < 900
+    for _ in range(600):
+        if (await platform.engines.all[0].client.status()).running == 0:
+            break
+        await asyncio.sleep(0.1)
+    else:
+        pytest.fail("the engine goes on for a client that is gone")
