@@ -5,16 +5,20 @@
 32 requests at once over 16 adapters (ranks 8 x 8, 4 x 16, 2 x 32, 2 x 64 on all seven linears), 128
 prompt and 64 output tokens each, greedy. The two systems take turns, round by round, in one
 process; PEFT gets one batch with `adapter_names`, the engine EngineCore and CpuExecutor. Prints
-output tokens per second by round, medians and their ratio.
+output tokens per second by round, medians and their ratio, by the clock and by CPU seconds: on a
+machine that others use too, run it with `--threads 1` and trust the second.
 """
 
 import argparse
+import contextlib
 import random
 import statistics
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -33,6 +37,23 @@ from engine.types import LAYER_TARGETS, AdapterRef, GenerateRequest, SamplingPar
 RANKS = [8] * 8 + [16] * 4 + [32] * 2 + [64] * 2
 REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 32, 128, 64
 SALT = "5a" * 16
+
+
+MIXED, BASE, PEFT = "engine, 16 adapters", "engine, base", "PEFT"
+
+
+class Elapsed(NamedTuple):
+    wall_s: float
+    cpu_s: float
+
+
+@contextlib.contextmanager
+def stopwatch() -> Iterator[list[Elapsed]]:
+    """Yields a list that holds the time spent inside once the block is left."""
+    elapsed: list[Elapsed] = []
+    wall, cpu = time.perf_counter(), time.process_time()
+    yield elapsed
+    elapsed.append(Elapsed(time.perf_counter() - wall, time.process_time() - cpu))
 
 
 def base_in_transformers(checkpoint: Checkpoint) -> LlamaForCausalLM:
@@ -74,31 +95,45 @@ def make_adapters(model: LlamaForCausalLM, folder: Path) -> tuple[PeftModel, lis
     return peft.eval(), [folder / f"a{index}" for index in range(len(RANKS))]
 
 
-def run_peft(peft: PeftModel, prompts: list[list[int]]) -> float:
-    """Seconds for the whole burst as one batch."""
+def run_peft(peft: PeftModel, prompts: list[list[int]], output_tokens: int) -> Elapsed:
+    """The whole burst as one batch."""
     names = [f"a{index % len(RANKS)}" for index in range(len(prompts))]
     tokens = torch.tensor(prompts)
-    began = time.perf_counter()
-    with torch.inference_mode():
+    with stopwatch() as elapsed, torch.inference_mode():
         output = peft.generate(
             input_ids=tokens, attention_mask=torch.ones_like(tokens), adapter_names=names,
-            max_new_tokens=OUTPUT_TOKENS, min_new_tokens=OUTPUT_TOKENS, do_sample=False,
+            max_new_tokens=output_tokens, min_new_tokens=output_tokens, do_sample=False,
         )  # fmt: skip
-    assert output.shape[1] == PROMPT_TOKENS + OUTPUT_TOKENS
-    return time.perf_counter() - began
+    assert output.shape[1] == len(prompts[0]) + output_tokens
+    return elapsed[0]
 
 
 def run_engine(
-    core: EngineCore, refs: list[AdapterRef] | None, prompts: list[list[int]], name: str
-) -> float:
-    """Seconds from the first submit to the last token. `refs` None: the base model alone."""
-    began = time.perf_counter()
+    core: EngineCore,
+    refs: list[AdapterRef] | None,
+    prompts: list[list[int]],
+    output_tokens: int,
+    name: str,
+) -> Elapsed:
+    """From the first submit to the last token. `refs` None: the base model alone."""
+    with stopwatch() as elapsed:
+        _run_to_the_end(core, refs, prompts, output_tokens, name)
+    return elapsed[0]
+
+
+def _run_to_the_end(
+    core: EngineCore,
+    refs: list[AdapterRef] | None,
+    prompts: list[list[int]],
+    output_tokens: int,
+    name: str,
+) -> None:
     for index, prompt in enumerate(prompts):
         core.submit(
             GenerateRequest(
                 request_id=f"{name}-{index}", tenant=f"t{index % len(RANKS)}", prompt=prompt,
                 sampling=SamplingParams(
-                    max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True
+                    max_tokens=output_tokens, temperature=0.0, ignore_eos=True
                 ),
                 cache_salt=f"{name}-{index}",
                 adapter=refs[index % len(refs)] if refs else None,
@@ -110,8 +145,7 @@ def run_engine(
             assert output.error_code is None, output
             tokens += len(output.token_ids)
             done += output.usage is not None
-    assert tokens == len(prompts) * OUTPUT_TOKENS
-    return time.perf_counter() - began
+    assert tokens == len(prompts) * output_tokens
 
 
 def main() -> None:
@@ -145,28 +179,44 @@ def main() -> None:
         executor = CpuExecutor(config)
         loader = StoreLoader(config, store, executor.description)
         core = EngineCore(config, executor, loader, SystemClock())
-        runs: dict[str, list[float]] = {"engine, 16 adapters": [], "engine, base": [], "PEFT": []}
+        runs: dict[str, list[Elapsed]] = {name: [] for name in (MIXED, BASE, PEFT)}
         for round_number in range(arguments.rounds + 1):
+            output_tokens = OUTPUT_TOKENS if round_number else 4
             prompts = [
                 [rng.randrange(100, 49000) for _ in range(PROMPT_TOKENS)] for _ in range(REQUESTS)
             ]
-            seconds = {
-                "engine, 16 adapters": run_engine(core, refs, prompts, f"a{round_number}"),
-                "engine, base": run_engine(core, None, prompts, f"b{round_number}"),
+            elapsed = {
+                MIXED: run_engine(core, refs, prompts, output_tokens, f"a{round_number}"),
+                BASE: run_engine(core, None, prompts, output_tokens, f"b{round_number}"),
             }
             if not arguments.skip_peft:
-                seconds["PEFT"] = run_peft(peft, prompts)
-            rates = {k: REQUESTS * OUTPUT_TOKENS / value for k, value in seconds.items()}
-            label = "warm-up" if round_number == 0 else f"round {round_number}"
-            print(label, ", ".join(f"{k} {v:.1f} tok/s" for k, v in rates.items()), flush=True)
-            if round_number:
-                for key, rate in rates.items():
-                    runs[key].append(rate)
+                elapsed[PEFT] = run_peft(peft, prompts, output_tokens)
+            if not round_number:
+                continue  # the warm-up
+            for name, time_spent in elapsed.items():
+                runs[name].append(time_spent)
+            print(f"round {round_number}:", describe(elapsed), flush=True)
         loader.close()
-    medians = {key: statistics.median(values) for key, values in runs.items() if values}
-    print("median", ", ".join(f"{key} {value:.1f} tok/s" for key, value in medians.items()))
-    if "PEFT" in medians:
-        print(f"engine / PEFT {medians['engine, 16 adapters'] / medians['PEFT']:.2f}")
+    medians = {
+        name: Elapsed(*(statistics.median(values) for values in zip(*times, strict=True)))
+        for name, times in runs.items()
+        if times
+    }
+    print("median:", describe(medians))
+    if PEFT in medians:
+        wall, cpu = (
+            theirs / ours for theirs, ours in zip(medians[PEFT], medians[MIXED], strict=True)
+        )
+        print(f"engine / PEFT: {wall:.2f} by the clock, {cpu:.2f} by CPU seconds")
+
+
+def describe(elapsed: dict[str, Elapsed]) -> str:
+    """Output tokens per second of wall time, and per second of CPU time."""
+    tokens = REQUESTS * OUTPUT_TOKENS
+    return ", ".join(
+        f"{name} {tokens / spent.wall_s:.1f} tok/s ({tokens / spent.cpu_s:.1f} per CPU second)"
+        for name, spent in elapsed.items()
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Trains the three example adapters with PEFT on the packaged base model.
 
-    python examples/train.py [pirate extract haiku] [--base FILE] [--out DIR] [--steps 40]
+    python examples/train.py [pirate json haiku] [--base FILE] [--out DIR] [--steps 40]
 
 Each learns from the lines of data/<name>.jsonl ({"prompt", "answer"}); the loss counts the answer's
 tokens alone. Needs the extra `train`. Minutes on two CPU cores, no GPU.
@@ -44,7 +44,7 @@ RECIPES: dict[str, LoraConfig] = {
         task_type="CAUSAL_LM", r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]
     ),
     # every linear of the upper half, rank-stabilised scale
-    "extract": LoraConfig(
+    "json": LoraConfig(
         task_type="CAUSAL_LM", r=16, lora_alpha=16, use_rslora=True, target_modules=ALL_LINEAR,
         layers_to_transform=list(range(15, 30)), layers_pattern="layers",
     ),
@@ -105,6 +105,7 @@ def train(name: str, base: Path, codec: TextCodec, out: Path, steps: int) -> Non
         parameter.data = parameter.data.to(torch.bfloat16)
     peft_model.save_pretrained(str(out), save_embedding_layers=False)
     (out / "README.md").unlink(missing_ok=True)
+    (out / "adapter_model.safetensors").chmod(0o644)
     size = (out / "adapter_model.safetensors").stat().st_size
     print(f", {seconds:.0f} s, {size / 1e6:.1f} MB in {out}")
     peft_model.eval()

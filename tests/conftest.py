@@ -22,6 +22,7 @@ from app.db import load_models, migrate
 from app.main import create_app
 from app.platform import Platform, open_platform
 from app.settings import Settings
+from tests.live import LivePlatform, free_port
 
 POSTGRES = os.environ.get("LORAMUX_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/postgres")
 NOON = datetime(2026, 3, 14, 12, 0, tzinfo=UTC)
@@ -140,3 +141,14 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
         ) as opened,
     ):
         yield opened
+
+
+@pytest.fixture(scope="session")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePlatform]:
+    """`loramux serve` with the real model, one for all tests that want a whole platform."""
+    running = LivePlatform(tmp_path_factory.mktemp("live"), free_port())
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()

@@ -1,6 +1,7 @@
 """docs/validation.md, written from the codes: `python -m app.adapters.codes_page > docs/…`."""
 
 import sys
+from collections.abc import Sequence
 
 from app.adapters.outcome import BEHAVIOUR_CODES, PROCESS_CODES
 from engine.adapters.findings import CODES, GROUPS
@@ -30,7 +31,7 @@ def page() -> str:
     """The whole page."""
     parts = [HEADER]
     for group in GROUPS:
-        rows = [(c, s, text) for c, (g, s, text) in CODES.items() if g == group]
+        rows = [(str(c), str(s), t) for c, (g, s, t) in CODES.items() if g == group]
         parts.append(_section(TITLES[group], rows))
     for title, table in (
         ("behaviour: on the engine", BEHAVIOUR_CODES),
@@ -40,7 +41,7 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _section(title: str, rows: list[tuple[str, str, str]]) -> str:
+def _section(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
     lines = [f"| `{code}` | {severity} | {text} |" for code, severity, text in rows]
     return "\n".join(
         [f"## {title}", "", "| code | severity | meaning |", "|---|---|---|", *lines, ""]

@@ -74,10 +74,6 @@ class AdapterPlan:
         text = f"{self.placed} of {self.tensors} tensors placed"
         return f"{text}, {self.ignored} ignored by name" if self.ignored else text
 
-    @property
-    def targets(self) -> int:
-        return len(self.pairs)
-
     def require(self) -> "AdapterPlan":
         """The plan itself. Raises AdapterRefused with the first failure when there is one."""
         if self.failures:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.live import LivePlatform, free_port
+from tests.live import LivePlatform
 
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = [
@@ -21,16 +21,6 @@ FLAGS = [
 PASSWORD = "a long enough password"
 PHONE = {"width": 360, "height": 740}
 DESKTOP = {"width": 1200, "height": 800}
-
-
-@pytest.fixture(scope="session")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePlatform]:
-    platform = LivePlatform(tmp_path_factory.mktemp("live"), free_port())
-    try:
-        platform.start()
-        yield platform
-    finally:
-        platform.stop()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.runner import CpuExecutor
-from engine.sampler import Sampled
+from engine.sampler import Sampled, finite_rows
 from engine.types import (
     BLOCK_TOKENS,
     AdapterBlob,
@@ -36,7 +36,11 @@ class RecordingSampler:
 
     def sample(self, logits: Tensor, seqs: list[int]) -> list[Sampled]:
         self.logits.update(zip(seqs, logits.clone(), strict=True))
-        return [Sampled(int(token), None, True) for token in logits.argmax(dim=-1)]
+        finite = finite_rows(logits)
+        return [
+            Sampled(int(token), None, good)
+            for token, good in zip(logits.argmax(dim=-1), finite, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,10 @@ class Driver:
         self.results = self.executor.execute(plan).rows
         return [self.sampler.logits[piece.seq] for piece in pieces]
 
+    def fed(self, seq: int) -> list[int]:
+        """The tokens of a sequence so far."""
+        return self._fed.get(seq, [])
+
     def close(self, seq: int) -> None:
         """Ends a sequence with the next step; its blocks are free at once."""
         self._closed.append(seq)
@@ -85,6 +93,11 @@ class Driver:
         freed = self._blocks.pop(seq)
         used = {block for blocks in self._blocks.values() for block in blocks}
         self._free += [block for block in freed if block not in used]
+
+    def close_all(self) -> None:
+        """Ends every sequence."""
+        for seq in list(self._announced):
+            self.close(seq)
 
     def share_prefix(self, seq: int, owner: int, blocks: int) -> None:
         """Lets a new sequence begin after the first full blocks of another."""

@@ -1,0 +1,111 @@
+"""The command line against the whole platform, and on the database."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.live import EXAMPLES, LivePlatform
+
+pytestmark = pytest.mark.timeout(180)
+
+BASE = "SmolLM2-135M-Instruct"
+
+
+@pytest.fixture(scope="module")
+def key(live: LivePlatform) -> str:
+    return live.tenant_with_key("cli")
+
+
+class TestAdapters:
+    def test_push_ends_with_an_adapter_that_can_be_called(
+        self, live: LivePlatform, key: str
+    ) -> None:
+        folder = str(EXAMPLES / "pirate")
+        version = live.json("adapters", "push", folder, "--name", "buccaneer", key=key)
+        assert version["state"] == "ready"
+        assert [group["group"] for group in version["report"]["checks"]] == [
+            "container",
+            "config",
+            "coverage",
+            "numbers",
+            "behaviour",
+        ]
+        answer = live.json("chat", "Hello", "--model", "buccaneer", "--max-tokens", "8", key=key)[
+            "answer"
+        ]
+        assert answer
+
+    def test_check_and_push_say_the_same_of_a_broken_adapter(
+        self, live: LivePlatform, key: str, tmp_path: Path
+    ) -> None:
+        config = json.loads((EXAMPLES / "pirate" / "adapter_config.json").read_text())
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
+        weights = (EXAMPLES / "pirate" / "adapter_model.safetensors").read_bytes()
+        (tmp_path / "adapter_model.safetensors").write_bytes(weights[:-4])
+        checked = json.loads(live.run("adapters", "check", str(tmp_path), "--json", check=False))
+        pushed = json.loads(
+            live.run(
+                *("adapters", "push", str(tmp_path), "--name", "broken", "--json"),
+                key=key,
+                check=False,
+            )
+        )
+        assert pushed["state"] == "rejected"
+        offline = [(g["name"], g["status"], _codes(g)) for g in checked["groups"]]
+        online = [(g["group"], g["status"], _codes(g)) for g in pushed["report"]["checks"]]
+        assert online[: len(offline)] == offline
+        assert {"truncated_file", "unsupported_dora"} <= {
+            c for _, _, codes in offline for c in codes
+        }
+
+    def test_every_example_passes_the_offline_check(self, live: LivePlatform) -> None:
+        folders = [folder for folder in EXAMPLES.iterdir() if folder.is_dir()]
+        assert len(folders) == 3
+        for folder in folders:
+            assert live.json("adapters", "check", str(folder))["status"] == "pass"
+
+
+def _codes(group: dict[str, object]) -> list[str]:
+    found = group["findings"]
+    assert isinstance(found, list)
+    return [entry["code"] for entry in found]
+
+
+class TestKeys:
+    def test_a_revoked_key_is_refused_with_a_sentence(self, live: LivePlatform) -> None:
+        made = live.json("keys", "create", "--tenant", "cli", "--name", "short-lived")
+        live.run("keys", "revoke", made["id"])
+        listed = live.json("keys", "list", "--tenant", "cli")
+        assert next(k for k in listed if k["id"] == made["id"])["state"] == "revoked"
+
+    def test_operator_commands_refuse_bad_input_in_a_sentence(self, live: LivePlatform) -> None:
+        for command in (
+            ("tenants", "create", "Not A Name"),
+            ("tenants", "create", "cli"),
+            ("tenants", "update", "cli", "--limit", "no_such_limit=1"),
+            ("keys", "create", "--tenant", "nobody"),
+            ("users", "create", "not-an-address", "--tenant", "cli"),
+        ):
+            assert live.run(*command, check=False) == ""  # the sentence goes to stderr
+
+
+def test_demo_streams_three_adapters_and_the_base_model(live: LivePlatform) -> None:
+    answers = {answer["title"]: answer for answer in live.json("demo")}
+    assert answers.keys() == {"pirate", "json", "haiku", "base model"}
+    assert not any(answer["problem"] for answer in answers.values())
+    assert len({answer["text"] for answer in answers.values()}) == 4
+    assert len({answer["tenant"] for answer in answers.values()}) == 2
+    assert "arr" in answers["pirate"]["text"].lower()
+    assert answers["json"]["text"].lstrip().startswith("{")
+
+
+def test_bench_reports_what_callers_saw(live: LivePlatform, key: str) -> None:
+    summary = live.json(
+        *("bench", "--model", BASE, "--requests", "4", "--concurrency", "2"),
+        *("--max-tokens", "6", "--prompt-words", "8"),
+        key=key,
+    )
+    assert summary["requests"] == 4
+    assert summary["failed"] == 0
+    assert summary["ttft_ms_p50"] > 0
