@@ -1,6 +1,7 @@
 """The command line of every process, from the settings: what `serve` supervises, and what the
 commands of the same names run."""
 
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,20 @@ class ProcessCommand:
 def curve_dir(settings: Settings) -> Path:
     """Where `secrets init` puts the CURVE keys."""
     return settings.root_secret_file.parent / "curve"
+
+
+WORKER_SIGN_S = 5.0
+"""How often a worker's consumer touches its file."""
+
+
+def worker_sign(settings: Settings) -> Path:
+    """The file that this host's worker touches while its loop turns."""
+    return settings.data_dir / "run" / f"worker-{socket.gethostname()}.alive"
+
+
+def beat_sign(settings: Settings) -> Path:
+    """The file that beat touches each time it looks at its timetable."""
+    return settings.data_dir / "run" / "beat.alive"
 
 
 def local_engines(settings: Settings) -> list[str]:
@@ -63,19 +78,9 @@ def worker_command(settings: Settings) -> ProcessCommand:
 def beat_command(settings: Settings) -> ProcessCommand:
     """Celery's timetable. Its memory of what ran when lies in the data folder."""
     schedule = f"--schedule={settings.data_dir / 'beat-schedule'}"
+    flags = ("--scheduler=app.worker:Timetable", schedule, "--pidfile=")
     level = f"--loglevel={settings.log_level}"
-    argv = (
-        *_PYTHON,
-        "-m",
-        "celery",
-        "--quiet",
-        "-A",
-        "app.worker",
-        "beat",
-        schedule,
-        "--pidfile=",
-        level,
-    )
+    argv = (*_PYTHON, "-m", "celery", "--quiet", "-A", "app.worker", "beat", *flags, level)
     return ProcessCommand("beat", argv, nice=10)
 
 

@@ -10,11 +10,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import structlog
 from celery import Celery
-from celery.signals import setup_logging
+from celery.beat import PersistentScheduler
+from celery.signals import setup_logging, worker_ready
 
 from app.adapters import tasks as adapter_tasks
 from app.adapters.resources import Resources
@@ -22,6 +24,7 @@ from app.adapters.sweeps import VALIDATE_TASK
 from app.inference.lifespan import load_codec, open_ledger, open_router
 from app.logging import configure_logging
 from app.platform import Platform, open_platform
+from app.processes import WORKER_SIGN_S, beat_sign, worker_sign
 from app.settings import Settings, get_settings
 from app.task_queue import CeleryQueue, create_celery
 from app.usage.roll_up import roll_up
@@ -142,6 +145,27 @@ def _add_periodic(
     # A run that waited for longer than its period is of no use: the next one is there already.
     schedule[name] = {"task": name, "schedule": every_s, "options": {"expires": every_s}}
     celery.conf.beat_schedule = schedule
+
+
+@worker_ready.connect
+def _show_signs_of_life(sender: Any, **_: object) -> None:
+    """On the consumer's own timer: a file that grows old means that the loop stands still."""
+    sign = worker_sign(get_settings())
+    _touch(sign)
+    sender.timer.call_repeatedly(WORKER_SIGN_S, sign.touch)
+
+
+class Timetable(PersistentScheduler):
+    """Celery's timetable, which leaves a sign of life whenever it is looked at."""
+
+    def tick(self, *arguments: Any, **options: Any) -> Any:
+        _touch(beat_sign(get_settings()))
+        return super().tick(*arguments, **options)
+
+
+def _touch(sign: Path) -> None:
+    sign.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    sign.touch()
 
 
 @setup_logging.connect

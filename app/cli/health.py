@@ -1,18 +1,20 @@
 """`loramux health`: is one process of this platform doing its work? For container health checks."""
 
 import asyncio
-import socket
 from enum import StrEnum
+from pathlib import Path
 
 import httpx
 
 from app.cli.database import settings
 from app.cli.output import console, fail
 from app.clock import SystemClock
+from app.processes import WORKER_SIGN_S, beat_sign, worker_sign
 from app.settings import Settings
 
 TIMEOUT_S = 8.0
-BEAT_STALE_S = 300.0
+WORKER_STALE_S = 6 * WORKER_SIGN_S
+BEAT_STALE_S = 60.0
 
 
 class Process(StrEnum):
@@ -68,18 +70,16 @@ def _engine(configured: Settings) -> str:
 
 
 def _worker(configured: Settings) -> str:
-    from app.task_queue import create_celery
-
-    celery = create_celery(configured)
-    name = f"celery@{socket.gethostname()}"
-    answers = celery.control.ping(destination=[name], timeout=TIMEOUT_S)
-    return "" if answers else f"{name} does not answer a ping"
+    return _stale(worker_sign(configured), WORKER_STALE_S)
 
 
 def _beat(configured: Settings) -> str:
-    schedule = configured.data_dir / "beat-schedule"
+    return _stale(beat_sign(configured), BEAT_STALE_S)
+
+
+def _stale(file: Path, after_s: float) -> str:
     try:
-        age_s = SystemClock().now().timestamp() - schedule.stat().st_mtime
+        age_s = SystemClock().now().timestamp() - file.stat().st_mtime
     except FileNotFoundError:
-        return f"there is no {schedule}"
-    return "" if age_s < BEAT_STALE_S else f"{schedule} was last written {age_s:.0f} s ago"
+        return f"there is no {file}"
+    return "" if age_s < after_s else f"{file} was last touched {age_s:.0f} s ago"

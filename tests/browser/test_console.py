@@ -177,7 +177,7 @@ class TestKeys:
         with visitor.page() as page:
             visitor.sign_in(page, admin)
             page.goto("/console/keys")
-            page.get_by_label("Name").fill("from the browser")
+            page.get_by_role("textbox", name="Name", exact=True).fill("from the browser")
             page.get_by_role("button", name="Create a key").click()
             secret = page.locator(".secret code").inner_text()
             assert secret.startswith("lmx_")

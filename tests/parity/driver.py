@@ -66,6 +66,7 @@ class Driver:
         self.executor = CpuExecutor(config, sampler=self.sampler)
         self._free = list(range(self.executor.extent_count // 2))
         self._next_adapter = self.executor.extent_count
+        self.extent_bytes = self.executor.description.kv_block_bytes
         self._blocks: dict[int, list[int]] = {}
         self._fed: dict[int, list[int]] = {}
         self.prompts: dict[int, Sequence[int]] = {}  # where it is longer than the first piece
@@ -92,7 +93,7 @@ class Driver:
         del self._announced[seq], self._fed[seq]
         freed = self._blocks.pop(seq)
         used = {block for blocks in self._blocks.values() for block in blocks}
-        self._free += [block for block in freed if block not in used]
+        self._free = [block for block in freed if block not in used] + self._free  # reused first
 
     def close_all(self) -> None:
         """Ends every sequence."""
@@ -106,8 +107,7 @@ class Driver:
 
     def add_adapter(self, slot: int, blob: AdapterBlob) -> None:
         """Copies an adapter in, from the arena's top down."""
-        extent_bytes = self.executor.description.kv_block_bytes
-        self._next_adapter -= -(-blob.layout.nbytes // extent_bytes)
+        self._next_adapter -= -(-blob.layout.nbytes // self.extent_bytes)
         assert self._next_adapter >= self.executor.extent_count // 2, "the arena is too small"
         self.executor.start_copy(slot, self._next_adapter, blob)
         assert self.executor.poll_copies(blob.layout.nbytes) == [slot]

@@ -151,9 +151,13 @@ def test_an_adapter_answers_the_same_from_another_place_in_the_arena(
     blob = read_blob(folder, driver.executor.description)
     driver.add_adapter(0, blob)
     before = driver.feed(Piece(0, prompt(1, 20), slot=0))[0]
-    first = driver.executor.extent_count // 2  # overlaps the old place: it is moved by few extents
+    first = driver.executor.extent_count // 2
     driver.executor.move_adapter(0, first)
-    driver.executor.move_adapter(0, first + 1)
+    driver.executor.move_adapter(0, first + 1)  # overlaps the place before
+    other = make_adapter(base[0], tmp_path / "b", seed=2, r=16, target_modules=ALL_TARGETS)
+    top = driver.executor.extent_count - -(-blob.layout.nbytes // driver.extent_bytes)
+    driver.executor.start_copy(1, top, read_blob(other, driver.executor.description))
+    assert driver.executor.poll_copies(blob.layout.nbytes) == [1]  # over the first place
     assert torch.equal(before, driver.feed(Piece(1, prompt(1, 20), slot=0))[0])
     driver.executor.drop_adapter(0)
     driver.executor.start_copy(5, first + 3, blob)

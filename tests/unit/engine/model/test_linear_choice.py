@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.model.linear import Linear, PathChoice, choose_path
+from engine.model.linear import Linear, PathChoice, choose_path, padded_rows
 from engine.model.loader import Weight, open_checkpoint
 from tests.model_factories import make_llama, write_gguf
 
@@ -38,6 +38,20 @@ def test_few_rows_take_the_codes_and_many_the_dense_weight(weight: Weight) -> No
     assert torch.equal(auto(x[:3]), int4(x[:3]))
     assert torch.equal(auto(x[:4]), dense(x[:4]))
     assert not torch.equal(int4(x), dense(x))
+
+
+def test_few_batch_sizes_are_computed_and_few_rows_wasted() -> None:
+    sizes = {rows: padded_rows(rows) for rows in range(1, 513)}
+    assert len(set(sizes.values())) < 70
+    assert all(rows <= size <= rows + rows // 4 for rows, size in sizes.items())
+
+
+@pytest.mark.parametrize("rows", [1, 33, 57, 130])
+def test_a_padded_batch_returns_its_own_rows(weight: Weight, rows: int) -> None:
+    linear = Linear([weight], choose_path("fp32", batch_invariant=False, fast_bf16=False))
+    x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(0))
+    want = x @ torch.from_numpy(weight.decode()).T
+    torch.testing.assert_close(linear(x), want, atol=1e-4, rtol=0.0)
 
 
 def test_stacked_weights_give_their_outputs_side_by_side(weight: Weight) -> None:
