@@ -1,9 +1,41 @@
-"""With LORAMUX_TEST_STRICT=1 a skipped test fails: the full run must not lose tests silently."""
+"""Tests that want a service skip where it is not there; with LORAMUX_TEST_STRICT=1 a skip fails."""
 
 import os
+import socket
 from collections.abc import Generator
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+
+POSTGRES = os.environ.get("LORAMUX_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/postgres")
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+@cache
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(2.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _missing(item: pytest.Item) -> str | None:
+    """The service that this test wants and that is not there."""
+    if item.get_closest_marker("postgres") and not _answers(urlsplit(POSTGRES).port or 5432):
+        return "PostgreSQL does not answer on 127.0.0.1"
+    if item.get_closest_marker("redis") and not _answers(6379):
+        return "Redis does not answer on 127.0.0.1:6379"
+    if item.get_closest_marker("browser") and not CHROMIUM.exists():
+        return f"{CHROMIUM} is not installed"
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    missing = _missing(item)
+    if missing is not None:
+        pytest.skip(missing)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -89,7 +89,10 @@ def postgres_url(migrated_postgres: str) -> str:
     return migrated_postgres
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+POSTGRES_TOO = pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.wide])
+
+
+@pytest.fixture(params=["sqlite", POSTGRES_TOO])
 def any_database_url(request: pytest.FixtureRequest) -> str:
     """Runs the test on both databases. Override `database_url` with it."""
     return str(request.getfixturevalue(f"{request.param}_url"))

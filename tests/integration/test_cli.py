@@ -90,6 +90,7 @@ class TestKeys:
             assert live.run(*command, check=False) == ""  # the sentence goes to stderr
 
 
+@pytest.mark.wide
 def test_demo_streams_three_adapters_and_the_base_model(live: LivePlatform) -> None:
     answers = {answer["title"]: answer for answer in live.json("demo")}
     assert answers.keys() == {"pirate", "json", "haiku", "base model"}
@@ -100,6 +101,7 @@ def test_demo_streams_three_adapters_and_the_base_model(live: LivePlatform) -> N
     assert answers["json"]["text"].lstrip().startswith("{")
 
 
+@pytest.mark.wide
 def test_bench_reports_what_callers_saw(live: LivePlatform, key: str) -> None:
     summary = live.json(
         *("bench", "--model", BASE, "--requests", "4", "--concurrency", "2"),

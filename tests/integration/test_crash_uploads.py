@@ -48,7 +48,9 @@ LEASE_S = 3.0
 pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.fixture(params=["filesystem", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(
+    params=["filesystem", pytest.param("redis", marks=[pytest.mark.redis, pytest.mark.wide])]
+)
 def broker_url(request: pytest.FixtureRequest) -> str:
     return "filesystem://" if request.param == "filesystem" else REDIS
 
@@ -136,7 +138,9 @@ class TestWorker:
         listed = await client.get("/v1/adapters/a/versions/1", headers=bearer(key))
         assert [c["status"] for c in listed.json()["report"]["checks"]] == ["pass"] * 5
 
-    @pytest.mark.parametrize("victim", ["the worker", "the task's process"])
+    @pytest.mark.parametrize(
+        "victim", ["the worker", pytest.param("the task's process", marks=pytest.mark.wide)]
+    )
     async def test_one_that_is_killed_in_the_middle_still_ends_in_a_verdict(
         self,
         victim: str,

@@ -97,8 +97,11 @@ class TestRefusals:
             "{{ '%1000000000000d' % 1 }}",
             "{{ 'x' | center(1000000000000) }}",
             "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
-            "{{ f(60) }}",
+            pytest.param(
+                "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+                "{{ f(60) }}",
+                marks=pytest.mark.wide,
+            ),
         ],
     )
     def test_no_template_runs_away(self, source):
