@@ -26,11 +26,19 @@ $(INSTALLED): pyproject.toml requirements.lock
 run: setup  ## console and API on http://127.0.0.1:8000 (PORT=… to change) with the real base model
 	@$(BIN)/loramux serve --port $(PORT)
 
-test: setup  ## the whole test run, without the wide matrices
-	$(PYTEST) -m "not gpu and not wide" $(ARGS)
+# Two at a time where a test brings what it needs; alone where torch or the whole platform wants
+# the cores.
+TOGETHER := tests/unit tests/contract tests/security tests/integration
+ALONE := tests/kernels tests/parity tests/browser tests/integration/test_cli.py tests/integration/test_compose.py
+SIDE_BY_SIDE := -n 2 --dist loadfile --ignore tests/integration/test_cli.py --ignore tests/integration/test_compose.py
 
-test-wide: setup  ## the wide matrices (parity, kernels, browser)
-	$(PYTEST) -m "wide and not gpu" $(ARGS)
+test: setup  ## the whole test run, without the wide matrices
+	$(PYTEST) -m "not gpu and not wide" $(SIDE_BY_SIDE) $(TOGETHER)
+	$(PYTEST) -m "not gpu and not wide" $(ALONE)
+
+test-wide: setup  ## the wide matrices: both databases and brokers, every hostile file, parity, the demo
+	$(PYTEST) -m "wide and not gpu" $(SIDE_BY_SIDE) $(TOGETHER)
+	$(PYTEST) -m "wide and not gpu" $(ALONE)
 
 check: setup  ## lint, format, types, import rules
 	$(BIN)/ruff check .
