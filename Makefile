@@ -28,9 +28,10 @@ run: setup  ## console and API on http://127.0.0.1:8000 (PORT=… to change) wit
 
 # Two at a time where a test brings what it needs; alone where torch or the whole platform wants
 # the cores.
+WHOLE := $(addprefix tests/integration/test_,cli.py compose.py whole_platform.py)
 TOGETHER := tests/unit tests/contract tests/security tests/integration
-ALONE := tests/kernels tests/parity tests/browser tests/integration/test_cli.py tests/integration/test_compose.py
-SIDE_BY_SIDE := -n 2 --dist loadfile --ignore tests/integration/test_cli.py --ignore tests/integration/test_compose.py
+ALONE := tests/kernels tests/parity tests/browser $(WHOLE)
+SIDE_BY_SIDE := -n 2 --dist loadfile $(WHOLE:%=--ignore %)
 
 test: setup  ## the whole test run, without the wide matrices
 	$(PYTEST) -m "not gpu and not wide" $(SIDE_BY_SIDE) $(TOGETHER)

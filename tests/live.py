@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class LivePlatform:
 
     data_dir: Path
     port: int
+    extra: dict[str, str] = field(default_factory=dict)  # more environment variables
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -53,7 +54,7 @@ class LivePlatform:
             "LORAMUX_URL": self.url,
             "LORAMUX_ARENA_BYTES": str(256 * 2**20),
         }
-        return inherited | own
+        return inherited | own | self.extra
 
     def start(self) -> None:
         """Returns once /readyz says so."""
