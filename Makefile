@@ -3,7 +3,6 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-PORT ?= 8000
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
@@ -24,7 +23,7 @@ $(INSTALLED): pyproject.toml requirements.lock
 	@touch $@
 
 run: setup  ## console and API on http://127.0.0.1:8000 (PORT=… to change) with the real base model
-	@$(BIN)/loramux serve --port $(PORT)
+	@$(BIN)/loramux serve $(if $(PORT),--port $(PORT))
 
 # Two at a time where a test brings what it needs; alone where torch or the whole platform wants
 # the cores.

@@ -76,6 +76,9 @@ def configure_logging(level: str, *, stream: TextIO | None = None) -> None:
         ("uvicorn.access", logging.CRITICAL),  # app.middleware writes the access log
         ("sqlalchemy.engine", logging.WARNING),
         ("alembic", logging.WARNING),
+        ("celery.worker.strategy", logging.WARNING),  # app.worker writes a line a task
+        ("celery.app.trace", logging.WARNING),
+        ("celery.beat", logging.WARNING),
         ("httpx", logging.WARNING),
         ("aiosqlite", logging.WARNING),
         ("multipart", logging.WARNING),

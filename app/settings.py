@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.crypto import parse_root_secret
@@ -316,6 +323,19 @@ class Settings(BaseSettings):
     def https(self) -> bool:
         """Whether browsers reach the console over https."""
         return self.public_url.startswith("https://")
+
+
+def explain(error: ValidationError) -> str:
+    """What is wrong with the environment, each variable by its name, in one sentence a problem."""
+    problems = []
+    for problem in error.errors():
+        name = "_".join(str(part) for part in problem["loc"]).upper()
+        message = str(problem["msg"]).removeprefix("Value error, ")
+        if "default factory" in message:
+            continue  # only says that another one, named above, was wrong
+        known = message.startswith("LORAMUX_") or not name
+        problems.append(message if known else f"LORAMUX_{name}: {message}")
+    return "; ".join(problems)
 
 
 @lru_cache(maxsize=1)

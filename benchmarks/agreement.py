@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--adapter", type=Path, nargs="*", default=[])
     arguments = parser.parse_args()
     text = TextCodec.load(arguments.base).encode(TEXT.read_text())
-    prompts = [text[index * 70 : index * 70 + 30 + index // 2] for index in range(arguments.prompts)]
+    prompts = [text[i * 70 : i * 70 + 30 + i // 2] for i in range(arguments.prompts)]
     totals = {way: Agreement() for way in WAYS}
     with tempfile.TemporaryDirectory() as data_dir:
         driver = Driver(

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ class TextCodec:
         }
         self._control_ids = frozenset(token_id for token_id, _ in self._control.values())
         self._token_bytes, self.strips_first_space = _read_vocabulary(files.tokenizer)
+        self._longest_bytes = max((len(token) for token in self._token_bytes if token), default=1)
 
     @classmethod
     def load(cls, base_model: Path | str, clock: Clock | None = None) -> "TextCodec":
@@ -82,6 +84,14 @@ class TextCodec:
         return token_id in self._control_ids
 
     # ---------------------------------------------------------------------- text to ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound of the tokens of `text`, without tokenizing it: none is longer than the
+        vocabulary's longest, and space around it may be dropped. 0 where the tokenizer may
+        shorten a text."""
+        if self._tokenizer.normalizer is not None:
+            return 0
+        return -(-len(text.strip().encode("utf-8", "surrogatepass")) // self._longest_bytes)
 
     def encode(self, text: str, add_special: bool = False) -> list[int]:
         """Token ids of a raw prompt, whose control tokens are the writer's own and are honoured.
@@ -144,9 +154,8 @@ class TextCodec:
                     at.add(first)
                 if any(stripped.endswith(name[:cut]) for cut in range(1, len(name))):
                     at.add(last)
-        for position in sorted(at, reverse=True):
-            text = text[:position] + mark + text[position:]
-        return text
+        cuts = [0, *sorted(at), len(text)]
+        return mark.join(text[start:end] for start, end in pairwise(cuts))
 
     def _encode_marked(self, rendered: str, mark: str) -> list[int]:
         ids: list[int] = []

@@ -43,6 +43,9 @@ class ByteCodec:
     def is_control(self, token_id: int) -> bool:
         return token_id >= EOS
 
+    def fewest_tokens(self, text: str) -> int:
+        return len(text.strip().encode()) // 4
+
     def encode(self, text: str, add_special: bool = False) -> list[int]:
         return list(text.encode())
 

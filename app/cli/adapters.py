@@ -171,6 +171,13 @@ def _progress() -> Progress:
 
 
 def _require_files(folder: Path) -> None:
+    if not folder.is_dir():
+        fail(f"{folder} is no folder; name the one that PEFT's save_pretrained wrote")
+    if (folder / "adapter_model.bin").is_file() and not (folder / WEIGHTS_NAME).is_file():
+        fail(
+            f"{folder} holds adapter_model.bin, a pickle, which is never opened; save the adapter "
+            "again with save_pretrained(..., safe_serialization=True)"
+        )
     for file in (CONFIG_NAME, WEIGHTS_NAME):
         if not (folder / file).is_file():
             fail(f"{folder} has no {file}; name the folder that PEFT's save_pretrained wrote")

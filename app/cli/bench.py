@@ -10,7 +10,7 @@ import httpx
 import typer
 from rich.progress import Progress
 
-from app.cli.http import api_key, async_api, describe_error
+from app.cli.http import api_key, async_api, describe_error, require_server
 from app.cli.output import JsonFlag, fail, print_json, print_rows, stderr
 from app.clock import SystemClock
 
@@ -47,6 +47,7 @@ def bench(
 ) -> None:
     """Send REQUESTS streamed chats, CONCURRENCY at a time, and report what callers saw."""
     secret = api_key(key)
+    require_server(url)
     started_ms = CLOCK.monotonic_ms()
     body = {
         "max_tokens": max_tokens,

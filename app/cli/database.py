@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.cli.output import console, fail
 from app.errors import AppError
 from app.platform import Platform, open_platform
-from app.settings import Settings, get_settings
+from app.settings import Settings, explain, get_settings
 
 T = TypeVar("T")
 ACTOR = "cli"
@@ -23,7 +23,7 @@ def settings() -> Settings:
     try:
         return get_settings()
     except ValidationError as error:
-        fail("; ".join(str(problem["msg"]) for problem in error.errors()))
+        fail(explain(error))
 
 
 def in_transaction(act: Callable[[Platform, AsyncSession], Awaitable[T]]) -> T:

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.cli.adapters import push_all
 from app.cli.database import ACTOR, in_transaction
-from app.cli.http import StreamFailed, api, async_api, expect, stream_text
+from app.cli.http import StreamFailed, api, async_api, expect, require_server, stream_text
 from app.cli.output import JsonFlag, console, fail, print_json
 from app.clock import SystemClock
 from app.errors import NotFound
@@ -64,6 +64,7 @@ def demo(
     folders = sorted(folder for folder in EXAMPLES.glob("*") if folder.is_dir())
     if len(folders) < 3:
         fail(f"the example adapters are not in {EXAMPLES}: run this from a checkout")
+    require_server(url)
     owners = [TENANTS[0], TENANTS[1], TENANTS[0]]
     secrets = {name: _key_of(name) for name in TENANTS}
     for owner in TENANTS:

@@ -3,20 +3,20 @@
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
 
 from app.cli.output import fail
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 300.0
 
 
 def server_url(url: str | None) -> str:
-    return (url or os.environ.get("LORAMUX_URL") or DEFAULT_URL).rstrip("/")
+    here = f"http://127.0.0.1:{os.environ.get('LORAMUX_PORT') or 8000}"
+    return (url or os.environ.get("LORAMUX_URL") or here).rstrip("/")
 
 
 def api_key(key: str | None) -> str:
@@ -33,6 +33,12 @@ def api(url: str | None, key: str | None) -> Iterator[httpx.Client]:
     """A client that is signed in; an unreachable server or a refusal ends the command."""
     with httpx.Client(**_options(url, api_key(key))) as client, _unreachable(server_url(url)):
         yield client
+
+
+def require_server(url: str | None) -> None:
+    """Ends the command unless a server answers there."""
+    with httpx.Client(timeout=CONNECT_TIMEOUT_S) as client, _unreachable(server_url(url)):
+        client.get(f"{server_url(url)}/healthz")
 
 
 def async_api(url: str | None, key: str) -> httpx.AsyncClient:
@@ -58,7 +64,10 @@ def describe_error(response: httpx.Response) -> str:
 
 async def stream_text(client: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterator[str]:
     """Content deltas of one streamed chat completion; raises `StreamFailed` on an error frame."""
-    async with client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as r:
+    async with (
+        _reachable(client),
+        client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as r,
+    ):
         if not r.is_success:
             await r.aread()
             raise StreamFailed(describe_error(r))
@@ -77,6 +86,24 @@ class StreamFailed(Exception):
     """The server refused the stream or broke it off; the message is its sentence."""
 
 
+@asynccontextmanager
+async def _reachable(client: httpx.AsyncClient) -> AsyncIterator[None]:
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise StreamFailed(_connection_problem(error, str(client.base_url))) from error
+
+
+def _connection_problem(error: httpx.HTTPError, url: str) -> str:
+    if isinstance(error, httpx.ConnectError):
+        return f"no server answers at {url}: start one with `make run`, or set LORAMUX_URL"
+    if isinstance(error, httpx.UnsupportedProtocol):
+        return f"{url!r} is no address of a server; it begins with http:// or https://"
+    if isinstance(error, httpx.TimeoutException):
+        return f"{url} did not answer in time; the server's log says what it is doing"
+    return f"the connection to {url} broke off ({type(error).__name__})"
+
+
 def _options(url: str | None, key: str) -> dict[str, Any]:
     return {
         "base_url": server_url(url),
@@ -89,7 +116,5 @@ def _options(url: str | None, key: str) -> dict[str, Any]:
 def _unreachable(url: str) -> Iterator[None]:
     try:
         yield
-    except httpx.ConnectError:
-        fail(f"no server answers at {url}: start one with `make run`, or set LORAMUX_URL")
-    except httpx.TimeoutException:
-        fail(f"{url} did not answer in time; the server's log says what it is doing")
+    except httpx.HTTPError as error:
+        fail(_connection_problem(error, url))

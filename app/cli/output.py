@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 console = Console()
@@ -33,10 +35,13 @@ def print_rows(
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns:
-        table.add_column(column.replace("_", " "), overflow="fold")
+        table.add_column(column.replace("_", " "), no_wrap=True)
     for row in rows:
         table.add_row(*(escape(_cell(row.get(column))) for column in columns))
-    console.print(table)
+    wide = console.options.update(width=1000)
+    wanted = Measurement.get(console, wide, table).maximum
+    # a narrow terminal breaks whole lines, not ids in the middle of a cell
+    console.print(table, width=max(wanted, console.width), soft_wrap=True, crop=False)
 
 
 def fail(message: str, *, exit_code: int = 1) -> NoReturn:
@@ -48,6 +53,8 @@ def fail(message: str, *, exit_code: int = 1) -> NoReturn:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%d %H:%M")
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
     return str(value)

@@ -15,7 +15,7 @@ from app.processes import (
     engine_command,
     worker_command,
 )
-from app.settings import Settings, get_settings
+from app.settings import Settings, explain, get_settings
 
 PortOption = Annotated[int | None, typer.Option(help="Port of the api and the console.")]
 HostOption = Annotated[str | None, typer.Option(help="Address that the api listens on.")]
@@ -77,7 +77,7 @@ def _settings(**options: object) -> Settings:
     try:
         return get_settings()
     except ValidationError as error:
-        _leave("; ".join(str(problem["msg"]) for problem in error.errors()))
+        _leave(explain(error))
 
 
 def _become(command: ProcessCommand) -> None:

@@ -34,6 +34,11 @@ def _next(value: str) -> str:
     return value if _LOCAL_PAGE.fullmatch(value) else "/console"
 
 
+@router.get("/")
+async def root() -> Response:
+    return RedirectResponse("/console", status_code=303)
+
+
 @router.get("/console")
 async def start(caller: SessionUser) -> Response:
     return RedirectResponse(home(caller), status_code=303)
@@ -44,11 +49,12 @@ async def sign_in_page(
     request: Request,
     platform: PlatformDep,
     next_page: Annotated[str, Query(alias="next", max_length=300)] = "/console",
+    saved: Annotated[bool, Query()] = False,
 ) -> Response:
     require_safe_transport(request)
     if await open_session(request, platform) is not None:
         return RedirectResponse(_next(next_page), status_code=303)
-    return render(request, "sign_in.html", next=_next(next_page), email="", error="")
+    return render(request, "sign_in.html", next=_next(next_page), email="", error="", saved=saved)
 
 
 @router.post(SIGN_IN)
@@ -72,6 +78,7 @@ async def sign_in(request: Request, platform: PlatformDep) -> Response:
             next=target,
             email=email,
             error=error.message,
+            saved=False,
         )
         page.headers.update(error.headers())
         return page
@@ -184,4 +191,4 @@ async def _redeem(request: Request, platform: PlatformDep, kind: TokenKind, toke
             )
     except AppError as error:
         return _link_page(request, kind, error)
-    return RedirectResponse(SIGN_IN, status_code=303)
+    return RedirectResponse(f"{SIGN_IN}?saved=1", status_code=303)

@@ -1,5 +1,6 @@
 """Reading plain forms: text fields alone, each once, each bounded."""
 
+import math
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -30,9 +31,19 @@ class Form:
         """Raises InvalidRequest unless the field is empty or a number."""
         value = self.text(name, most=30)
         try:
-            return float(value) if value else default
+            number = float(value) if value else default
         except ValueError:
-            raise InvalidRequest(f"{name} must be a number.", param=name) from None
+            number = math.nan
+        if not math.isfinite(number):
+            raise InvalidRequest(f"{name} must be a number.", param=name)
+        return number
+
+    def integer(self, name: str, default: int) -> int:
+        """Raises InvalidRequest unless the field is empty or a whole number."""
+        number = self.number(name, default)
+        if number != int(number):
+            raise InvalidRequest(f"{name} must be a whole number.", param=name)
+        return int(number)
 
 
 async def read_form(request: Request) -> Form:

@@ -48,7 +48,7 @@ async def create_key(request: Request, caller: TenantAdmin, platform: PlatformDe
     form = await read_form(request)
     now = platform.clock.now()
     try:
-        days = int(form.number("days", 0))
+        days = form.integer("days", 0)
         if days not in dict(LIFETIMES):
             raise InvalidRequest("Choose one of the lifetimes in the list.", param="days")
         async with platform.db.transaction() as session:

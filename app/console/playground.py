@@ -66,7 +66,7 @@ def _body(form: Form) -> dict[str, Any]:
         "model": form.text("model"),
         "messages": [{"role": "user", "content": form.text("prompt", most=PROMPT_CHARACTERS)}],
         "temperature": form.number("temperature", 1.0),
-        "max_tokens": int(form.number("max_tokens", DEFAULT_TOKENS)),
+        "max_tokens": form.integer("max_tokens", DEFAULT_TOKENS),
     }
 
 

@@ -18,7 +18,7 @@ TENANT_PAGES = (
 )
 OPERATOR_PAGES = (("Tenants", "/console/tenants"),)
 HEADINGS = {
-    403: "Not for you",
+    403: "Not allowed",
     404: "Not found",
     405: "Not possible here",
     429: "Too often",

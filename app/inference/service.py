@@ -3,7 +3,6 @@
 Nothing reaches the engine before the ledger has the row, and no database session outlives this.
 """
 
-import asyncio
 import secrets
 from dataclasses import dataclass
 
@@ -14,21 +13,17 @@ from app.inference.account import Account
 from app.inference.engines import EngineRouter
 from app.inference.fields import refused
 from app.inference.generation import Generation
-from app.inference.refusals import refusal
+from app.inference.prompts import encode_prompt
 from app.inference.schemas import Call
 from app.limits.service import Limits, limit_headers, token_ceiling
 from app.platform import Platform
 from app.settings import Settings
 from app.usage.entries import OpenEntry
 from app.usage.service import Ledger
-from engine.errors import EngineError
-from engine.text import TextCodec
 from engine.types import GenerateRequest, LatencyBudget, ModelDescription, SamplingParams
 
 SMALLEST_NUCLEUS = 1e-9
 """top_p=0, which keeps the most likely token alone; the engine wants a share above 0."""
-INLINE_CHARACTERS = 2_000
-"""A longer prompt is rendered and tokenized in a thread (about a millisecond on the loop)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,7 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
     ledger: Ledger = platform.ledger
     model = await resolve_for_call(platform.db, caller, call.model, request_id=request_id)
     description = router.description(model.base_digest)
-    prompt = await encode_prompt(call, router.codec, description.vocab_size)
+    prompt = await encode_prompt(call, router.codec, description, caller.tenant_id)
     max_tokens = token_allowance(call, len(prompt), description, caller, platform.settings)
     request = GenerateRequest(
         request_id=request_id,
@@ -103,33 +98,6 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
     )
     headers = limit_headers(decision) | {"x-loramux-adapter": adapter_header(model)}
     return Admitted(generation, model, description, headers)
-
-
-async def encode_prompt(call: Call, codec: TextCodec, vocab_size: int) -> list[int]:
-    """The prompt's token ids; long texts leave the event loop free."""
-    if call.token_ids is not None:
-        for index, token_id in enumerate(call.token_ids):
-            if token_id >= vocab_size:
-                raise refused(f"prompt[{index}]", f"is no token of this model: it has {vocab_size}")
-        return list(call.token_ids)
-    try:
-        if call.messages is not None:
-            messages = call.messages
-            if sum(len(message["content"]) for message in messages) > INLINE_CHARACTERS:
-                ids = await asyncio.to_thread(codec.encode_chat, messages)
-            else:
-                ids = codec.encode_chat(messages)
-        else:
-            text = call.text or ""
-            if len(text) > INLINE_CHARACTERS:
-                ids = await asyncio.to_thread(codec.encode, text, True)
-            else:
-                ids = codec.encode(text, True)
-    except EngineError as error:
-        raise refusal(error, call.prompt_param) from error
-    if not ids:
-        raise refused(call.prompt_param, "has no tokens; send some text", code="empty_prompt")
-    return ids
 
 
 def token_allowance(

@@ -100,7 +100,10 @@ def _header_length(first: bytes, size: int) -> int:
     if size < LENGTH_BYTES + 2:
         raise AdapterRefused(f"the weights file has {size} bytes only", code="truncated_file")
     if length > MAX_HEADER_BYTES:
-        message = f"the header claims {length} bytes; at most {MAX_HEADER_BYTES} are read"
+        message = (
+            f"the header claims {length} bytes; at most {MAX_HEADER_BYTES} are read. A file that "
+            "is not safetensors looks like this: save it again with safe_serialization=True"
+        )
         raise AdapterRefused(message, code="header_too_large")
     if length > size - LENGTH_BYTES:
         message = f"the header claims {length} bytes, but the file ends after {size}"

@@ -23,8 +23,8 @@ def admin(visitor: Visitor) -> str:
     with visitor.page() as page:
         page.goto(link)
         page.get_by_label("Password").fill(PASSWORD)
-        page.get_by_role("button", name="Save and sign in").click()
-        page.wait_for_url("**/console/sign-in")
+        page.get_by_role("button", name="Save the password").click()
+        page.wait_for_url("**/console/sign-in?saved=1")
     return "ann@example.com"
 
 
@@ -144,7 +144,7 @@ class TestPlayground:
             visitor.sign_in(page, admin)
             page.goto(f"/console/playground?model={uploaded}")
             page.get_by_label("Temperature").fill("0")
-            page.get_by_label("Most tokens").fill("24")
+            page.get_by_label("Maximum tokens").fill("24")
             page.get_by_label("Prompt").fill("Where do penguins live?")
             page.get_by_role("button", name="Send").click()
             expect(page.locator("[data-status]")).to_contain_text("tokens in", timeout=ANSWER_MS)
@@ -164,7 +164,7 @@ class TestPlayground:
         with visitor.page(scripts=False) as page:
             visitor.sign_in(page, admin)
             page.goto(f"/console/playground?model={uploaded}")
-            page.get_by_label("Most tokens").fill("8")
+            page.get_by_label("Maximum tokens").fill("8")
             page.get_by_label("Prompt").fill("Hello")
             page.get_by_role("button", name="Send").click()
             expect(page.locator(".message.assistant")).not_to_be_empty(timeout=ANSWER_MS)
@@ -193,12 +193,12 @@ class TestKeys:
         with visitor.page(refusals=1) as page:
             page.goto(link)
             page.get_by_label("Password").fill(PASSWORD)
-            page.get_by_role("button", name="Save and sign in").click()
+            page.get_by_role("button", name="Save the password").click()
             visitor.sign_in(page, "vera@example.com")
             page.goto("/console/keys")
             assert page.get_by_role("button", name="Create a key").count() == 0
             page.goto("/console/adapters/upload")
-            expect(page.get_by_role("heading", name="Not for you")).to_be_visible()
+            expect(page.get_by_role("heading", name="Not allowed")).to_be_visible()
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -214,3 +214,15 @@ class TestChat:
         start = ids.index(4093) + 1  # "user"
         end = len(ids) - 1 - ids[::-1].index(IM_END)
         assert ids[start:end] == plain.encode("\n" + content, add_special_tokens=False).ids
+
+
+class TestLength:
+    @pytest.mark.parametrize(
+        "text", ["", "hello", "x" * 3000, " " * 500 + "a", "<|im_end|>" * 40, "\u65e5\u672c" * 30]
+    )
+    def test_the_lower_bound_is_never_above_the_tokens(self, text):
+        ids = codec().encode_chat([{"role": "user", "content": text}])
+        assert codec().fewest_tokens(text) <= len(ids)
+
+    def test_what_is_far_too_long_is_known_without_tokenizing(self):
+        assert codec().fewest_tokens("x" * 1_000_000) > 1000
