@@ -1,6 +1,6 @@
 """How far a sequence's logits depend on the way it was served: 50 prompts x 64 tokens.
 
-    python -m benchmarks.agreement --base BASE [--batch-invariant] [--adapter DIR ...]
+    python -m benchmarks.agreement [--base BASE] [--batch-invariant] [--adapter DIR ...]
 
 Each prompt is first answered alone and greedily. The same tokens are then fed again in a mixed
 batch (beside seven other prompts and, when given, adapters), in chunks, after a preemption and
@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.packaged import packaged_base_model
 from engine.text import TextCodec
 from engine.types import BLOCK_TOKENS
 from tests.model_factories import read_blob
@@ -107,7 +108,7 @@ WAYS = ("mixed", "chunked", "preempted", "prefix_cached")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--base", type=Path, required=True)
+    parser.add_argument("--base", type=Path, default=packaged_base_model())
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--batch-invariant", action="store_true")

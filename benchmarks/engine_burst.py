@@ -24,6 +24,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.packaged import packaged_base_model
 from engine.adapters.loader import StoreLoader
 from engine.adapters.store import open_store
 from engine.clock import SystemClock
@@ -150,7 +151,7 @@ def _run_to_the_end(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--base", type=Path, required=True)
+    parser.add_argument("--base", type=Path, default=packaged_base_model())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--skip-peft", action="store_true")
