@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from sqlalchemy import inspect, text
 
 from app.platform import Platform
 from app.usage.entries import FinalEntry, OpenEntry
@@ -22,6 +23,23 @@ WIDE = [pytest.mark.postgres, pytest.mark.wide]
 def database_url(request: pytest.FixtureRequest) -> str:
     """PostgreSQL too in the wide run; the statements that differ run on both always."""
     return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+AWAY = "usage_records_away"
+
+
+async def take_database_away(platform: Platform) -> None:
+    """Every statement on the ledger fails until it is brought back."""
+    async with platform.db.transaction() as session:
+        await session.execute(text(f"ALTER TABLE usage_records RENAME TO {AWAY}"))
+
+
+async def bring_database_back(platform: Platform) -> None:
+    """Does nothing when it is there: the database is shared by the tests after this one."""
+    async with platform.db.transaction() as session:
+        connection = await session.connection()
+        if await connection.run_sync(lambda sync: inspect(sync).has_table(AWAY)):
+            await session.execute(text(f"ALTER TABLE {AWAY} RENAME TO usage_records"))
 
 
 @pytest.fixture
@@ -53,6 +71,7 @@ async def ledger(
     await opened.start()
     yield opened
     await opened.close()
+    await bring_database_back(platform)
 
 
 def opening(request_id: str, **changes: Any) -> OpenEntry:

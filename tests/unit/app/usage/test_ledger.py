@@ -4,28 +4,18 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 
 from app.errors import Conflict, Overloaded, RateLimited
 from app.usage import repository
 from app.usage.models import UsageMonth, UsageRecord
 from app.usage.service import month_standing
-from tests.unit.app.usage.conftest import opening
+from tests.unit.app.usage.conftest import bring_database_back, opening, take_database_away
 
 
 async def row(platform, request_id):
     async with platform.db.reading() as session:
         return await repository.get(session, request_id)
-
-
-async def take_database_away(platform):
-    async with platform.db.transaction() as session:
-        await session.execute(text("ALTER TABLE usage_records RENAME TO usage_records_away"))
-
-
-async def bring_database_back(platform):
-    async with platform.db.transaction() as session:
-        await session.execute(text("ALTER TABLE usage_records_away RENAME TO usage_records"))
 
 
 class TestOpening:
