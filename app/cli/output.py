@@ -8,8 +8,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
-from rich.table import Table
 
 console = Console()
 stderr = Console(stderr=True)
@@ -33,15 +31,14 @@ def print_rows(
     if not rows:
         console.print(empty)
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column.replace("_", " "), no_wrap=True)
-    for row in rows:
-        table.add_row(*(escape(_cell(row.get(column))) for column in columns))
-    wide = console.options.update(width=1000)
-    wanted = Measurement.get(console, wide, table).maximum
-    # a narrow terminal breaks whole lines, not ids in the middle of a cell
-    console.print(table, width=max(wanted, console.width), soft_wrap=True, crop=False)
+    lines = [[column.replace("_", " ") for column in columns]]
+    lines += [[_cell(row.get(column)) for column in columns] for row in rows]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    for number, line in enumerate(lines):
+        padded = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        # never cut: a narrow terminal breaks the line, and an id stays whole
+        style = "bold" if number == 0 else None
+        console.print(escape(padded.rstrip()), style=style, soft_wrap=True, highlight=False)
 
 
 def fail(message: str, *, exit_code: int = 1) -> NoReturn:
