@@ -117,6 +117,15 @@ class LivePlatform:
         assert found is not None, "no one-time password was printed"
         return found.group()
 
+    def kill(self, name: str, within_s: float = 30.0) -> None:
+        """`kill -9` on one supervised process, as soon as it is there."""
+        deadline = time.monotonic() + within_s
+        while not (found := self.children()[name]):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{name} does not run:\n{self.log.read_text()[-4000:]}")
+            time.sleep(0.1)
+        os.kill(found[0], signal.SIGKILL)
+
     def children(self) -> dict[str, Sequence[int]]:
         """Process ids of the supervised processes by name."""
         assert self.process is not None
@@ -127,7 +136,7 @@ class LivePlatform:
             "beat": "app.worker beat",
         }
         listed = subprocess.run(
-            ["ps", "--ppid", str(self.process.pid), "-o", "pid=,args="],
+            ["ps", "-ww", "--ppid", str(self.process.pid), "-o", "pid=,args="],
             capture_output=True,
             text=True,
             check=True,

@@ -1,7 +1,5 @@
 """What must hold of the whole platform: nothing lost when a process dies, nothing told to logs."""
 
-import os
-import signal
 import sqlite3
 import threading
 import time
@@ -88,7 +86,7 @@ def test_kill_9_in_the_middle_of_streams_leaves_one_closed_row_a_request(
     for thread in threads:
         thread.start()
     flowing.wait(timeout=60)
-    os.kill(platform.children()[victim][0], signal.SIGKILL)
+    platform.kill(victim)
     for thread in threads:
         thread.join(timeout=120)
     assert len(ends) == STREAMS, "a stream hangs"
