@@ -32,6 +32,7 @@ DOMAINS = (
     "adapters",
     "limits",
     "usage",
+    "engines",
     "inference",
     "console",
 )

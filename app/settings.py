@@ -124,6 +124,9 @@ class Settings(BaseSettings):
     """A GGUF file or a Hugging Face checkpoint folder."""
     engines: CommaList = Field(default_factory=_default_engine)
     """Addresses of the engines (comma separated): `ipc://path` or `tcp://host:port`."""
+    engine_base_models: CommaList = []
+    """The base model of each engine (files or folders), in the order of `engines`; unset: all
+    serve `base_model`. The api reads the tokenizer of each."""
     engine_public_keys: CommaList = []
     """CURVE public keys of the `tcp://` engines, in the order of `engines`."""
     engine_timeout_s: float = Field(default=600.0, gt=0)
@@ -312,12 +315,30 @@ class Settings(BaseSettings):
                 "LORAMUX_ENGINES names an engine over tcp, which needs its public key: set "
                 "LORAMUX_ENGINE_PUBLIC_KEYS, one for each engine (`loramux secrets init` makes it)"
             )
+        if self.engine_base_models and len(self.engine_base_models) != len(self.engines):
+            raise ValueError(
+                f"LORAMUX_ENGINE_BASE_MODELS names {len(self.engine_base_models)} models for "
+                f"{len(self.engines)} engines; name one for each, in the order of LORAMUX_ENGINES"
+            )
         if self.session_idle_s > self.session_absolute_s:
             raise ValueError(
                 "LORAMUX_SESSION_IDLE_S is longer than LORAMUX_SESSION_ABSOLUTE_S, so it would "
                 "never apply"
             )
         return self
+
+    def base_model_of(self, engine: str) -> Path:
+        """What the engine at this address serves."""
+        if self.engine_base_models and engine in self.engines:
+            named = self.engine_base_models[self.engines.index(engine)]
+            return Path(named).expanduser().absolute()
+        return self.base_model
+
+    @property
+    def base_models(self) -> list[Path]:
+        """Every base model that an engine may serve, once; the default one first."""
+        served = [self.base_model_of(engine) for engine in self.engines]
+        return list(dict.fromkeys(served or [self.base_model]))
 
     @property
     def https(self) -> bool:

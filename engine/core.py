@@ -11,7 +11,7 @@ from engine.admission import check_request
 from engine.arena import Arena
 from engine.clock import Clock
 from engine.config import EngineConfig
-from engine.errors import RequestRefused
+from engine.errors import NotStarted, RequestRefused
 from engine.kv_blocks import KvBlocks, blocks_for, prefix_seed
 from engine.policy import SYSTEM_WEIGHT, make_policy
 from engine.request import Call, Sequence, charged_tenant
@@ -205,7 +205,7 @@ class EngineCore:
 
     def _check_room(self, request: GenerateRequest) -> None:
         if self._draining:
-            raise RequestRefused(
+            raise NotStarted(
                 "This engine is shutting down; send the request again.", code="draining"
             )
         if request.request_id in self._calls:

@@ -203,6 +203,7 @@ class EngineStatus:
     completion_tokens_total: int
     preemptions_total: int
     draining: bool
+    held: bool = False  # drained by an operator's call, which `resume` takes back
 
 
 # --------------------------------------------------------------------------- the step
