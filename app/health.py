@@ -30,7 +30,7 @@ async def readyz(request: Request, platform: PlatformDep) -> Response:
     """200 when every part answers, else 503; which part is told to operators alone."""
     names = sorted(platform.checks)
     results = await asyncio.gather(*(_run(platform.checks[name]) for name in names))
-    ready = all(result.ok for result in results)
+    ready = all(result.ok for result in results) and not platform.drain.begun
     body: dict[str, Any] = {"status": "ready" if ready else "not ready"}
     if await _is_operator(request, platform):
         body["checks"] = {

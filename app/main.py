@@ -16,6 +16,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from app import api_docs, error_handlers, health
 from app.console.render import error_page
 from app.crypto import SecretError
+from app.draining import DrainGate
 from app.idempotency import service as idempotency
 from app.keys.last_used import FLUSH_EVERY_S
 from app.logging import configure_logging
@@ -90,6 +91,7 @@ def _surround(app: FastAPI, platform: Platform) -> None:
         clock=platform.clock,
     )
     app.add_middleware(SameOrigin, public_url=settings.public_url, paths=("/console", "/admin/"))
+    app.add_middleware(DrainGate, drain=platform.drain)
     app.add_middleware(SecurityHeaders, https=settings.https)
     app.add_middleware(RequestContext, clock=platform.clock)
     if settings.trusted_proxies:

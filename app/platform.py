@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from app.clock import Clock, SystemClock
 from app.crypto import Passwords, Secrets
 from app.db import Database
+from app.draining import Drain
 from app.keys.cache import KeyCache
 from app.keys.last_used import LastUsed
 from app.settings import Settings
@@ -41,6 +42,7 @@ class Platform:
     keys: KeyCache
     last_used: LastUsed
     sign_in: SignIn
+    drain: Drain
     checks: dict[str, ReadinessCheck] = field(default_factory=dict)
     # Set by app.inference.lifespan while the app runs; nothing asks for them before.
     engines: "EngineRouter" = None  # type: ignore[assignment]
@@ -77,4 +79,5 @@ def open_platform(
         keys=KeyCache(settings.auth_cache_s),
         last_used=LastUsed(db, clock),
         sign_in=SignIn(db, secrets, passwords, clock, settings),
+        drain=Drain(clock, settings.drain_notice_s, settings.drain_grace_s),
     )

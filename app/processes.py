@@ -60,6 +60,7 @@ def engine_command(settings: Settings, listen: str) -> ProcessCommand:
         "max-choices": settings.max_choices,
         "max-waiting-per-tenant": settings.tenant_max_waiting,
         "threads": settings.engine_threads,
+        "drain-ms": settings.drain_grace_s * 1000,
     }
     if listen.startswith("tcp://"):
         options["curve-dir"] = curve_dir(settings)

@@ -218,6 +218,21 @@ class Settings(BaseSettings):
     """Shortest password."""
 
     # ------------------------------------------------------------------ operation
+    drain_notice_s: float = Field(default=1.0, ge=0, le=300)
+    """After SIGTERM an api first says on `/readyz` for so long that it ends, and still serves; set
+    it to what your load balancer needs to notice."""
+    drain_grace_s: float = Field(default=20.0, ge=0, le=3600)
+    """Then running answers have this time to end, in the api and in the engine."""
+    api_hang_s: float = Field(default=30.0, gt=0)
+    """`loramux serve` replaces an api whose `/healthz` has not answered for so long."""
+    engine_hang_s: float = Field(default=60.0, gt=0)
+    """The same for an engine that stands still in a step or gives no sign of life."""
+    engine_start_s: float = Field(default=600.0, gt=0)
+    """How long an engine may take to load its model."""
+    worker_hang_s: float = Field(default=60.0, ge=15)
+    """The same for a worker whose loop stands still (it leaves a sign every 5 s)."""
+    beat_hang_s: float = Field(default=60.0, ge=15)
+    """The same for beat, which leaves a sign whenever it looks at its timetable."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line that is written."""
     metrics_token: SecretStr | None = None
