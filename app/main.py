@@ -33,8 +33,8 @@ DOMAINS = (
     "adapters",
     "limits",
     "usage",
-    "engines",
     "inference",
+    "engines",
     "console",
 )
 """Each may have `routes.py` with a `router`, and `lifespan.py` with

@@ -16,6 +16,7 @@ from engine.kv_blocks import KvBlocks, blocks_for, prefix_seed
 from engine.policy import SYSTEM_WEIGHT, make_policy
 from engine.request import Call, Sequence, charged_tenant
 from engine.scheduler import Scheduler
+from engine.step_counts import StepCounter
 from engine.types import (
     AdapterRef,
     EngineStatus,
@@ -58,6 +59,7 @@ class EngineCore:
         self._started_ms = clock.now_ms()
         self._step_ms: deque[float] = deque(maxlen=STEP_TIMES)
         self._steps = 0
+        self._step_counts = StepCounter()
         self._prompt_tokens = 0
         self._completion_tokens = 0
 
@@ -108,6 +110,7 @@ class EngineCore:
     def _emit(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         self._steps += 1
         self._step_ms.append(result.duration_ms)
+        self._step_counts.observe(plan, result.duration_ms)
         now_ms = self._clock.now_ms()
         outputs: list[RequestOutput] = []
         for row, row_result in zip(plan.rows, result.rows, strict=True):
@@ -288,6 +291,9 @@ class EngineCore:
             completion_tokens_total=self._completion_tokens,
             preemptions_total=self._scheduler.preemptions,
             draining=self._draining,
+            step_counts=self._step_counts.counts(),
+            loads_total=self._pool.loads,
+            evictions_total=self._pool.evictions,
         )
 
 

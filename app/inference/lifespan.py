@@ -72,11 +72,14 @@ def open_ledger(platform: Platform) -> Ledger:
     async def acknowledge(engine: str, request_ids: list[str]) -> None:
         await platform.engines.acknowledge(engine, request_ids)
 
+    metrics = usage_metrics()
+    metrics.tenants.places = platform.settings.metrics_tenants
+    metrics.adapters.places = platform.settings.metrics_adapters
     return Ledger(
         platform.db,
         platform.clock,
         Spool(platform.settings.data_dir / "spool"),
-        usage_metrics(),
+        metrics,
         lease_s=platform.settings.ledger_lease_s,
         acknowledge=acknowledge,
     )

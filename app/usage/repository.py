@@ -34,6 +34,7 @@ class Closed:
 
     tenant_id: str
     key_id: str | None
+    adapter_id: str | None
     reserved_tokens: int
     started_at: datetime
 
@@ -136,13 +137,14 @@ async def close_row(session: AsyncSession, entry: FinalEntry, closed_by: str) ->
         .returning(
             UsageRecord.tenant_id,
             UsageRecord.key_id,
+            UsageRecord.adapter_id,
             UsageRecord.reserved_tokens,
             UsageRecord.started_at,
         )
         .execution_options(synchronize_session=False)
     )
     row = result.first()
-    return None if row is None else Closed(row[0], row[1], row[2], row[3])
+    return None if row is None else Closed(*row)
 
 
 async def settle_months(session: AsyncSession, closed: Iterable[tuple[Closed, FinalEntry]]) -> None:

@@ -171,6 +171,7 @@ class Ledger:
                     closed.append((row, entry))
             await repository.settle_months(session, closed)
         self._metrics.closed(entry for _, entry in closed)
+        self._metrics.attributed((row.tenant_id, row.adapter_id, entry) for row, entry in closed)
         await self._acknowledge_all(entries)
         return len(closed)
 

@@ -98,6 +98,8 @@ class AdapterPool:
         self._quarantine = Quarantine()
         self._spared: list[AdapterRef] = []  # were to leave the device and need not any more
         self._now_ms = 0.0
+        self.evictions = 0
+        self.loads = 0
         self._device = DeviceSpace(
             arena,
             blocks,
@@ -274,6 +276,7 @@ class AdapterPool:
             self._fail(entry, "adapter_load_failed", message, now_ms, retry_ms, events)
             return
         entry.stage = Stage.HOST
+        self.loads += 1
         if entry.waiting:
             self._charge_load(entry)
             self._want(entry, now_ms)
@@ -383,6 +386,7 @@ class AdapterPool:
 
     def _evicted(self, ref: AdapterRef) -> None:
         """The adapter left the device; whoever still waits for it makes it come back."""
+        self.evictions += 1
         entry = self._entries[ref]
         if ref in self._host:
             entry.stage = Stage.HOST
