@@ -12,7 +12,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-disable_created_metrics()  # they would double the number of series and nobody reads them
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the number of series and nobody reads them
 REGISTRY = CollectorRegistry()
 
 HTTP_REQUESTS = Counter(
