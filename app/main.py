@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from app import api_docs, error_handlers, health
+from app import api_docs, error_handlers, health, parts
 from app.console.render import error_page
 from app.crypto import SecretError
 from app.draining import DrainGate
@@ -63,6 +63,7 @@ def create_app(settings: Settings | None = None, *, platform: Platform | None = 
     app.state.platform = platform
     app.state.render_console_error = error_page
     platform.checks["database"] = health.database_check(platform.db)
+    platform.checks |= parts.checks(platform)
     error_handlers.install(app)
     app.include_router(health.router)
     api_docs.install(app)

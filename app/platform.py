@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One line of /readyz; `detail` is for operators alone."""
+    """One line of /readyz; `detail` is for operators alone. Calls are served without a part that
+    is not `needed`, and something else does not work."""
 
     ok: bool
     detail: str = ""
+    needed: bool = True
 
 
 ReadinessCheck = Callable[[], Awaitable[CheckResult]]

@@ -7,6 +7,7 @@ from app.cli import (
     adapters,
     bench,
     chat,
+    config,
     demo,
     engines,
     health,
@@ -33,6 +34,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(engines.app, name="engines")
 app.add_typer(secrets.app, name="secrets")
+app.add_typer(config.app, name="config")
 app.command()(chat.chat)
 app.command()(demo.demo)
 app.command()(bench.bench)
