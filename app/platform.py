@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from app.audit.refusals import Refusals
 from app.clock import Clock, SystemClock
 from app.crypto import Passwords, Secrets
 from app.db import Database
@@ -41,6 +42,7 @@ class Platform:
     keys: KeyCache
     last_used: LastUsed
     sign_in: SignIn
+    refusals: Refusals
     checks: dict[str, ReadinessCheck] = field(default_factory=dict)
     # Set by app.inference.lifespan while the app runs; nothing asks for them before.
     engines: "EngineRouter" = None  # type: ignore[assignment]
@@ -77,4 +79,5 @@ def open_platform(
         keys=KeyCache(settings.auth_cache_s),
         last_used=LastUsed(db, clock),
         sign_in=SignIn(db, secrets, passwords, clock, settings),
+        refusals=Refusals(db, clock),
     )

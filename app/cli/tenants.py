@@ -88,13 +88,13 @@ def _set_status(name: str, *, active: bool) -> None:
     console.print(f"{in_transaction(act)} is {'active' if active else 'suspended'}")
 
 
-def parse_limits(given: list[str]) -> dict[str, Any]:
+def parse_limits(given: list[str], known: tuple[str, ...] = service.LIMITS) -> dict[str, Any]:
     """["weight=2", "max_rank=none"] -> {"weight": 2.0, "max_rank": None}; ends on a bad one."""
     limits: dict[str, Any] = {}
     for entry in given:
         name, equals, text = entry.partition("=")
-        if not equals or name not in service.LIMITS:
-            fail(f"{entry!r} is no limit; write NAME=VALUE, the names are {known_limits()}")
+        if not equals or name not in known:
+            fail(f"{entry!r} is no limit; write NAME=VALUE, the names are {', '.join(known)}")
         fractional = name in ("weight", "ttft_ms", "tpot_ms")
         try:
             limits[name] = None if text == "none" else float(text) if fractional else int(text)
