@@ -18,7 +18,7 @@ from app.keys.models import ApiKey
 from app.keys.restrictions import access_of, check_key_limits, key_scopes, networks_of
 from app.settings import Settings
 from app.tenants.models import Tenant
-from app.tenants.service import effective_limits
+from app.tenants.service import effective_limits, require_kept
 
 KeyState = Literal["active", "expired", "revoked"]
 
@@ -58,6 +58,7 @@ async def create_key(
     if tenant is None and limits != KeyLimits():
         raise InvalidRequest("An operator key never calls models, so it has no limits.")
     if tenant is not None:
+        require_kept(tenant)
         check_key_limits(limits, _ceiling(tenant, settings))
     made = _mint(
         session,
