@@ -202,6 +202,16 @@ async def expired(
     return [(row[0], row[1], row[2]) for row in found]
 
 
+async def count_open(session: AsyncSession, tenant_id: str) -> int:
+    """The tenant's calls that have not ended."""
+    count = await session.scalar(
+        select(func.count())
+        .select_from(UsageRecord)
+        .where(UsageRecord.tenant_id == tenant_id, UsageRecord.status == "open")
+    )
+    return count or 0
+
+
 async def get(session: AsyncSession, request_id: str) -> UsageRecord | None:
     return await session.get(UsageRecord, request_id)
 
