@@ -51,7 +51,7 @@ class EngineConfig:
     max_choices: Annotated[int, "most choices of one request"] = 8
     max_waiting: Annotated[int, "most requests that wait to start"] = 512
     max_waiting_per_tenant: Annotated[int, "the same, of one tenant"] = 128
-    policy: Annotated[Literal["vtc", "fcfs"], "who runs next"] = "vtc"
+    policy: Annotated[Literal["slo", "vtc", "fcfs"], "who runs next"] = "slo"
     queue_aging_ms: Annotated[
         float, "wait after which a request gets a share of its own of the admissions"
     ] = 10_000.0
