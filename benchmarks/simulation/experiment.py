@@ -79,7 +79,7 @@ class Experiment:
 
     question: str
     run: Callable[[Setting], list[Finding]]
-    policies: tuple[str, ...] = field(default=("vtc",))
+    policies: tuple[str, ...] = field(default=("slo", "vtc", "fcfs"))
 
 
 def print_experiment(

@@ -14,6 +14,7 @@ from typing import Any
 from app.bench.outcomes import Outcome
 from app.bench.workloads import TimedRequest
 from benchmarks.simulation.adapters import HOST_RESIDENT, SimulatedLoader, StoreSpeed
+from benchmarks.simulation.calibration import calibrated
 from benchmarks.simulation.executor import SimulatedExecutor
 from benchmarks.simulation.step_models import Device
 from engine.clock import SimulatedClock
@@ -95,7 +96,7 @@ class Simulation:
         answers = [request.output_tokens for request in requests]
         self.executor = SimulatedExecutor(device, self._clock, answers, noise=noise, seed=seed)
         self.loader = SimulatedLoader(self._clock, ranks, device.rank_bytes, speed)
-        self.core = EngineCore(config, self.executor, self.loader, self._clock)
+        self.core = EngineCore(config, self.executor, self.loader, self._clock, calibrated(device))
         self._vocab = device.description.vocab_size
         self._outcomes: list[Outcome] = []
         self._samples: list[Sample] = []
