@@ -138,6 +138,13 @@ class Settings(BaseSettings):
     # ------------------------------------------------------------------ adapters
     max_adapter_bytes: int = Field(default=512 * _MIB, ge=1024)
     """Largest adapter (both files together)."""
+    upload_part_bytes: int = Field(default=8 * _MIB, ge=1024)
+    """Size of the parts of a resumable upload."""
+    upload_expiry_s: float = Field(default=86_400.0, gt=0)
+    """A resumable upload that is not complete after this time is dropped, and its bytes are no
+    longer reserved."""
+    max_open_uploads: int = Field(default=16, ge=1)
+    """Resumable uploads that a tenant may have under way."""
     max_rank: int = Field(default=256, ge=1, le=1024)
     """Largest LoRA rank."""
     validation_timeout_s: float = Field(default=120.0, gt=0)

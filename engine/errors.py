@@ -4,6 +4,7 @@ EngineError
 ├── RequestRefused      this request cannot run here (bad parameter, too long, queue full)
 ├── AdapterRefused      this adapter cannot be read or placed (named reason)
 │   └── AdapterMissing  the store has no such adapter
+├── StoreUnavailable    the adapter store cannot be reached, or refuses
 ├── AdapterCorrupt      the stored bytes are not those of the digest
 └── EngineUnavailable   the engine process is gone, hung or draining
 """
@@ -38,6 +39,12 @@ class AdapterMissing(AdapterRefused):
     """No adapter is stored under this (salt, digest)."""
 
     code = "adapter_missing"
+
+
+class StoreUnavailable(EngineError):
+    """The adapter store does not answer or refuses us; what was asked may be tried again."""
+
+    code = "store_unavailable"
 
 
 class AdapterCorrupt(EngineError):

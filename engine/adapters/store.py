@@ -2,6 +2,7 @@
 
     root/<salt>/<digest>/adapter_config.json, adapter_model.safetensors
     root/.staging/<random>/          what is being written, or what a crash left behind
+    root/.parts/<upload>/<random>    pieces of uploads that are not complete
 
 A version appears and disappears by one rename, after its bytes are on disk, so a reader sees a
 whole adapter or none, and a crash at any moment leaves only staging leftovers for `sweep`. Names
@@ -28,8 +29,11 @@ from engine.types import AdapterRef
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 STAGING = ".staging"
+PARTS = ".parts"
 HASH_CHUNK_BYTES = 1024 * 1024
 _NAME = re.compile(r"[0-9a-f]{16,64}", re.ASCII)
+_UPLOAD = re.compile(r"[0-9a-z_]{1,64}", re.ASCII)
+_PART = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -63,6 +67,15 @@ class Staging(Protocol):
     def abort(self) -> None: ...
 
 
+class PartWriter(Protocol):
+    """One part of an upload being written. `finish` keeps it and returns the name to read it by;
+    `abort` after it does nothing."""
+
+    def write(self, chunk: bytes) -> None: ...
+    def finish(self) -> str: ...
+    def abort(self) -> None: ...
+
+
 class AdapterStore(Protocol):
     """What the api, the worker and the engine need of a store; the folder is one, S3 another."""
 
@@ -73,6 +86,11 @@ class AdapterStore(Protocol):
     def refs(self) -> Iterator[AdapterRef]: ...
     def list_staging_older_than(self, age_s: float) -> list[str]: ...
     def sweep(self, age_s: float) -> int: ...
+    def new_part(self, upload: str) -> PartWriter: ...
+    def read_part(self, upload: str, part: str) -> Iterator[bytes]: ...
+    def drop_part(self, upload: str, part: str) -> None: ...
+    def drop_parts(self, upload: str) -> None: ...
+    def uploads_with_parts(self) -> list[str]: ...
 
 
 def adapter_digest(config_sha256: bytes, weights_sha256: bytes) -> str:
@@ -97,6 +115,7 @@ class FolderStore:
         self.root = root.absolute()
         self._clock = clock or SystemClock()
         self._staging = self.root / STAGING
+        self._parts = self.root / PARTS
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._staging.mkdir(mode=0o700, exist_ok=True)
 
@@ -165,6 +184,48 @@ class FolderStore:
         for name in leftovers:
             _remove(self._staging / name)
         return len(leftovers)
+
+    # ------------------------------------------------------------------ parts of uploads
+
+    def new_part(self, upload: str) -> "FolderPart":
+        """A new part of that upload; every process that opens this store can read it."""
+        folder = self._upload_folder(upload)
+        self._parts.mkdir(mode=0o700, exist_ok=True)
+        return FolderPart(folder)
+
+    def read_part(self, upload: str, part: str) -> Iterator[bytes]:
+        """Its bytes in chunks. Raises AdapterMissing, at the first chunk, when it is not there."""
+        path = self._part_path(upload, part)
+        try:
+            descriptor = os.open(path, _FILE_FLAGS)
+        except OSError as error:
+            raise AdapterMissing("this part of the upload is not stored") from error
+        with os.fdopen(descriptor, "rb") as file:
+            while chunk := file.read(HASH_CHUNK_BYTES):
+                yield chunk
+
+    def drop_part(self, upload: str, part: str) -> None:
+        """Removes one part, if it is there."""
+        self._part_path(upload, part).unlink(missing_ok=True)
+
+    def drop_parts(self, upload: str) -> None:
+        """Removes all parts of an upload."""
+        _remove(self._upload_folder(upload))
+
+    def uploads_with_parts(self) -> list[str]:
+        """The uploads that parts lie here for."""
+        names = os.listdir(self._parts) if _is_folder(self._parts) else []
+        return sorted(name for name in names if _UPLOAD.fullmatch(name))
+
+    def _upload_folder(self, upload: str) -> Path:
+        if not _UPLOAD.fullmatch(upload):
+            raise AdapterMissing("no upload is stored under this name")
+        return self._parts / upload
+
+    def _part_path(self, upload: str, part: str) -> Path:
+        if not _PART.fullmatch(part):
+            raise AdapterMissing("no part is stored under this name")
+        return self._upload_folder(upload) / part
 
     # ------------------------------------------------------------------ names to paths
 
@@ -292,6 +353,47 @@ class FolderStaging:
         except (AdapterCorrupt, AdapterMissing):
             return False
         return True
+
+
+class FolderPart:
+    """Writes one part beside its place and renames it once its bytes are on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._name = secrets.token_hex(16)
+        self._folder = folder
+        self._path = folder / f"{self._name}.writing"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._file: int | None = os.open(self._path, flags, 0o600)
+
+    def write(self, chunk: bytes) -> None:
+        if self._file is None:
+            raise ValueError("the part is closed")
+        view = memoryview(chunk)
+        while view:
+            view = view[os.write(self._file, view) :]
+
+    def finish(self) -> str:
+        """Raises AdapterMissing when the upload was dropped meanwhile."""
+        if self._file is None:
+            raise ValueError("the part is closed")
+        os.fsync(self._file)
+        self._close()
+        try:
+            self._path.rename(self._folder / self._name)
+            _fsync_folder(self._folder)
+        except FileNotFoundError as error:
+            raise AdapterMissing("the upload of this part was dropped") from error
+        return self._name
+
+    def abort(self) -> None:
+        self._close()
+        self._path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 def _open_file(folder: int, name: str) -> int:
