@@ -369,6 +369,7 @@ async def complete(
                     code="digest_mismatch",
                     param="weights_sha256",
                 )
+            await asyncio.to_thread(staging.prepare)
             received, run_id = await _keep(resources, caller, upload, parts, staging)
         finally:
             await asyncio.to_thread(staging.abort)

@@ -100,9 +100,10 @@ async def receive(
                     await form.take(event)
             name = form.finished_name()
             arrived = intake.Arrived(name, form.config_bytes, form.weights_bytes)
+            await asyncio.to_thread(staging.prepare)
             received, run_id = await _keep(resources, caller, arrived, staging, idempotency_key)
         finally:
-            staging.abort()  # nothing is left to remove once it is committed
+            await asyncio.to_thread(staging.abort)  # once it is committed, nothing is left
     if run_id is not None:
         await sweeps.send(resources, run_id, received.version.id)
     return received

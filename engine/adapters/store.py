@@ -55,7 +55,7 @@ class StoredFiles:
 
 class Staging(Protocol):
     """One adapter being written; hashes as it goes. Leaving the `with` block aborts it unless
-    it was committed."""
+    it was committed. `prepare` does the slow part of a commit ahead of it, once all is written."""
 
     def __enter__(self) -> "Staging": ...
     def __exit__(self, *exception: object) -> None: ...
@@ -63,6 +63,7 @@ class Staging(Protocol):
     def digest(self) -> str: ...
     def write_config(self, data: bytes) -> None: ...
     def write_weights(self, chunk: bytes) -> None: ...
+    def prepare(self) -> None: ...
     def commit(self, salt: str) -> StoredAdapter: ...
     def abort(self) -> None: ...
 
@@ -77,10 +78,15 @@ class PartWriter(Protocol):
 
 
 class AdapterStore(Protocol):
-    """What the api, the worker and the engine need of a store; the folder is one, S3 another."""
+    """What the api, the worker and the engine need of a store; the folder is one, S3 another.
+
+    Whoever opened files releases them: they may be a local copy. Raises StoreUnavailable.
+    """
 
     def stage(self) -> Staging: ...
     def open(self, ref: AdapterRef) -> StoredFiles: ...
+    def open_checked(self, ref: AdapterRef) -> StoredFiles: ...
+    def release(self, files: StoredFiles) -> None: ...
     def verify(self, ref: AdapterRef) -> None: ...
     def delete(self, ref: AdapterRef) -> bool: ...
     def refs(self) -> Iterator[AdapterRef]: ...
@@ -99,13 +105,50 @@ def adapter_digest(config_sha256: bytes, weights_sha256: bytes) -> str:
 
 
 def open_store(url: str) -> AdapterStore:
-    """The store at `url`: file:///path. Raises EngineError with code unsupported_store."""
+    """The store at `url`: file:///path, or s3://bucket/prefix?endpoint=…&region=….
+
+    Raises EngineError with code unsupported_store.
+    """
+    if urlsplit(url).scheme == "s3":
+        try:
+            from engine.adapters.s3_store import S3Store
+        except ImportError as error:
+            raise unsupported(
+                "an adapter store at s3:// needs boto3: pip install 'loramux[s3]'"
+            ) from error
+        return S3Store.at(url)
+    return FolderStore(folder_of(url))
+
+
+def folder_of(url: str) -> Path:
+    """The path of file:///path. Raises EngineError with code unsupported_store."""
     parts = urlsplit(url)
     path = unquote(parts.path)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not path.startswith("/"):
-        message = f"the adapter store {url!r} is not file:///an/absolute/path"
-        raise EngineError(message, code="unsupported_store")
-    return FolderStore(Path(path))
+        raise unsupported(
+            f"the adapter store {url!r} is neither file:///an/absolute/path nor s3://bucket/prefix"
+        )
+    return Path(path)
+
+
+def unsupported(message: str) -> EngineError:
+    return EngineError(message, code="unsupported_store")
+
+
+def check_names(ref: AdapterRef) -> None:
+    """Raises AdapterMissing for anything but hex names, before anything is touched."""
+    if not _NAME.fullmatch(ref.salt) or not _NAME.fullmatch(ref.digest):
+        raise AdapterMissing("no adapter is stored under this name")
+
+
+def check_upload(upload: str) -> None:
+    if not _UPLOAD.fullmatch(upload):
+        raise AdapterMissing("no upload is stored under this name")
+
+
+def check_part(part: str) -> None:
+    if not _PART.fullmatch(part):
+        raise AdapterMissing("no part is stored under this name")
 
 
 class FolderStore:
@@ -134,6 +177,14 @@ class FolderStore:
         finally:
             os.close(folder)
         return StoredFiles(data, self._path(ref) / WEIGHTS_NAME)
+
+    def open_checked(self, ref: AdapterRef) -> StoredFiles:
+        """`verify`, then `open`."""
+        self.verify(ref)
+        return self.open(ref)
+
+    def release(self, files: StoredFiles) -> None:
+        """Nothing: these are the stored files themselves."""
 
     def verify(self, ref: AdapterRef) -> None:
         """Hashes the stored bytes again. Raises AdapterMissing or AdapterCorrupt."""
@@ -218,21 +269,17 @@ class FolderStore:
         return sorted(name for name in names if _UPLOAD.fullmatch(name))
 
     def _upload_folder(self, upload: str) -> Path:
-        if not _UPLOAD.fullmatch(upload):
-            raise AdapterMissing("no upload is stored under this name")
+        check_upload(upload)
         return self._parts / upload
 
     def _part_path(self, upload: str, part: str) -> Path:
-        if not _PART.fullmatch(part):
-            raise AdapterMissing("no part is stored under this name")
+        check_part(part)
         return self._upload_folder(upload) / part
 
     # ------------------------------------------------------------------ names to paths
 
     def _path(self, ref: AdapterRef) -> Path:
-        """Raises AdapterMissing for anything but hex names, before the disk is touched."""
-        if not _NAME.fullmatch(ref.salt) or not _NAME.fullmatch(ref.digest):
-            raise AdapterMissing("no adapter is stored under this name")
+        check_names(ref)
         return self.root / ref.salt / ref.digest
 
     def _folder(self, ref: AdapterRef) -> int:
@@ -290,6 +337,13 @@ class FolderStaging:
         """Appends to adapter_model.safetensors."""
         self._write(WEIGHTS_NAME, chunk)
 
+    def prepare(self) -> None:
+        """Brings the bytes to the disk."""
+        if not self._open:
+            raise ValueError("the staging is closed")
+        for descriptor in self._files.values():
+            os.fsync(descriptor)
+
     def commit(self, salt: str) -> StoredAdapter:
         """Makes the adapter durable and visible. The same bytes twice are stored once.
 
@@ -301,8 +355,7 @@ class FolderStaging:
         digest = adapter_digest(*(h.digest() for h in self._hashes.values()))
         ref = AdapterRef(salt, digest)
         target = self._store._path(ref)
-        for descriptor in self._files.values():
-            os.fsync(descriptor)
+        self.prepare()
         self._close()
         _fsync_folder(self.path)
         self._move(ref, target)
