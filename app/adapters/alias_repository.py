@@ -54,7 +54,7 @@ async def changes_since(
         .where(
             AliasChange.adapter_id == adapter_id,
             AliasChange.name == name,
-            AliasChange.at >= since,
+            AliasChange.at > since,
         )
         .order_by(AliasChange.revision.desc())
         .limit(limit)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 
-from app.adapters import alias_service
+from app.adapters import alias_service, comparison
 from app.adapters.alias_schemas import (
     AliasBody,
     AliasHistory,
@@ -14,6 +14,7 @@ from app.adapters.alias_schemas import (
     PromoteBody,
     RollbackBody,
 )
+from app.adapters.comparison_schemas import Comparison, Window
 from app.adapters.deps import ResourcesDep
 from app.adapters.resolution import scoped
 from app.auth import ApiCaller
@@ -133,3 +134,19 @@ async def history(
     """Who moved it, when, from what to what; newest first."""
     async with scoped(resources.db, caller) as session:
         return await alias_service.history(session, caller, name, alias, before=before, limit=limit)
+
+
+@router.get("/{alias}/comparison")
+async def compare(
+    name: Name,
+    alias: Name,
+    caller: ApiCaller,
+    resources: ResourcesDep,
+    window: Annotated[
+        Window, Query(description="since the alias last changed (30 days at most), or the last …")
+    ] = "change",
+) -> Comparison:
+    """The targets side by side: requests, errors, finish reasons, lengths and latencies of the
+    calls that came by this alias."""
+    async with scoped(resources.db, caller) as session:
+        return await comparison.compare(session, caller, name, alias, window, resources.clock.now())
