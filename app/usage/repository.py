@@ -75,6 +75,7 @@ async def insert_open(
             user_id=entry.user_id,
             adapter_id=entry.adapter_id,
             version_id=entry.version_id,
+            alias=entry.alias,
             model=entry.model,
             endpoint=entry.endpoint,
             streamed=entry.streamed,
