@@ -7,6 +7,7 @@ sequence that the policy values least is preempted and recomputed later.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.adapters.pool import AdapterPool
@@ -57,6 +58,11 @@ class Scheduler:
     def running(self) -> int:
         """Sequences in progress."""
         return len(self._running)
+
+    @property
+    def sequences(self) -> Mapping[int, Sequence]:
+        """The sequences in progress, by their number."""
+        return self._running
 
     @property
     def waiting(self) -> int:
