@@ -112,9 +112,7 @@ class EngineCore:
         """Charges the requests of a step for it, those that end with it too."""
         running, nbytes = self._scheduler.sequences, self._pool.nbytes
         now_ms = self._clock.now_ms()
-        self._attribution.charge_step(
-            plan, result.duration_ms, running, nbytes, since_ms, now_ms
-        )
+        self._attribution.charge_step(plan, result.duration_ms, running, nbytes, since_ms, now_ms)
 
     def _emit(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         self._steps += 1
