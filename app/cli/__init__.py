@@ -14,6 +14,7 @@ from app.cli import (
     secrets,
     serve,
     tenants,
+    usage,
     users,
 )
 from app.cli.database import migrate
@@ -34,6 +35,7 @@ app.add_typer(adapters.app, name="adapters")
 app.add_typer(aliases.app, name="aliases")
 app.add_typer(secrets.app, name="secrets")
 app.command()(chat.chat)
+app.command()(usage.usage)
 app.command()(demo.demo)
 app.command()(bench.bench)
 app.command()(health.health)
