@@ -118,6 +118,7 @@ class GenerateRequest:
     weight: float = 1.0
     budget: LatencyBudget = LatencyBudget()
     deadline_ms: float | None = None  # remaining, counted from receipt
+    waited_ms: float = 0.0  # from the last byte at the gateway until it was sent on
     prompt_logprobs: int | None = None  # k most likely at every prompt position (validation)
     system: bool = False  # a validation probe: charged to the system's share
 
@@ -141,6 +142,9 @@ class RequestUsage:
     ttft_ms: float | None
     total_ms: float
     preemptions: int = 0
+    prefill_ms: float = 0.0  # its part of the steps' time (engine/attribution.py)
+    decode_ms: float = 0.0
+    adapter_byte_seconds: float = 0.0  # while it pinned its adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,10 @@ class JournalEntry:
     completion_tokens: int
     finish: FinishReason | None
     wall_ms: int
+    cached_tokens: int = 0  # these are known once the request has ended
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    adapter_byte_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +207,21 @@ class StepCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantAttainment:
+    """Requests with a budget that kept it and that did not, since the engine started.
+
+    `margin`: what a predicted wait is multiplied with before it is held against the budget.
+    """
+
+    ttft_met: int
+    ttft_missed: int
+    tpot_met: int
+    tpot_missed: int
+    refused: int  # at once, because the budget could not have been kept
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     engine_id: str  # new at every start
     base_digest: str
@@ -220,6 +243,7 @@ class EngineStatus:
     completion_tokens_total: int
     preemptions_total: int
     draining: bool
+    attainment: dict[str, TenantAttainment] = field(default_factory=dict)  # the rest is "other"
     held: bool = False  # drained by an operator's call, which `resume` takes back
     step_counts: StepCounts = StepCounts()
     loads_total: int = 0  # adapters read from the store

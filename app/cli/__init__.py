@@ -5,6 +5,7 @@ import typer
 
 from app.cli import (
     adapters,
+    aliases,
     bench,
     chat,
     config,
@@ -15,6 +16,7 @@ from app.cli import (
     secrets,
     serve,
     tenants,
+    usage,
     users,
 )
 from app.cli.database import migrate
@@ -32,10 +34,12 @@ app.add_typer(tenants.app, name="tenants")
 app.add_typer(users.app, name="users")
 app.add_typer(keys.app, name="keys")
 app.add_typer(adapters.app, name="adapters")
+app.add_typer(aliases.app, name="aliases")
 app.add_typer(engines.app, name="engines")
 app.add_typer(secrets.app, name="secrets")
 app.add_typer(config.app, name="config")
 app.command()(chat.chat)
+app.command()(usage.usage)
 app.command()(demo.demo)
 app.command()(bench.bench)
 app.command()(health.health)

@@ -2,6 +2,7 @@
 
     deltas()   reads the engine, detokenizes, holds stop strings back, yields what may go out
     abandon()  the client went away: cancels in the engine at once; what comes after is overshoot
+    abort()    the platform ends the call: the same, and the client is told why
 
 However it ends, `Account.settle` is called once, before `deltas()` returns or raises.
 """
@@ -16,7 +17,8 @@ from app.errors import AppError
 from app.inference.account import Account, Outcome
 from app.inference.engines import Engine
 from app.inference.refusals import refusal, reported
-from app.usage.entries import Status
+from app.inference.running import RunningCalls
+from app.usage.entries import Status, microseconds
 from engine.errors import EngineError, NotStarted
 from engine.text import TextCodec, TextStream
 from engine.types import GenerateRequest, RequestOutput, RequestUsage, TokenLogprobs
@@ -51,7 +53,7 @@ class Counts:
     completion_tokens: int = 0
 
 
-@dataclass
+@dataclass(eq=False)  # a call is itself, whatever it holds
 class Generation:
     """`started_ms` is when the call arrived (monotonic)."""
 
@@ -64,8 +66,10 @@ class Generation:
     started_ms: float
     prompt_param: str  # "messages" or "prompt": what a refusal of the prompt names
     elsewhere: Callable[[Collection[str]], Engine] | None = None  # another than these addresses
+    running: RunningCalls | None = None
     counts: Counts = field(init=False)
     abandoned: bool = False
+    _aborted: AppError | None = None
     _overshoot: int = 0
     _ttft_ms: float | None = None
     _usage: RequestUsage | None = None
@@ -80,6 +84,8 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Raises AppError when the engine refuses or fails; ends silently after `abandon()`."""
+        if self.running is not None:
+            self.running.add(self.request.tenant, self)
         outputs = self._outputs()
         status: Status = "failed"
         error_code: str | None = "interrupted"
@@ -98,13 +104,19 @@ class Generation:
                     break
             if self._usage is None:
                 await self._last_word(outputs)
+            self._raise_if_aborted()
             status, error_code = "completed", None
         except EngineError as error:
             error_code = error.code
             if self.abandoned:
                 return
+            self._raise_if_aborted()
             raise refusal(error, self.prompt_param) from error
         finally:
+            if self.running is not None:
+                self.running.discard(self.request.tenant, self)
+            if self._aborted is not None:
+                status, error_code = "cancelled", self._aborted.code
             with suppress(EngineError):
                 await outputs.aclose()
             await self._settle("cancelled" if self.abandoned else status, error_code)
@@ -113,6 +125,12 @@ class Generation:
         """The client is gone. Safe to call more than once, and after the end."""
         if not self.abandoned:
             self.abandoned = True
+            self._cancel_in_engine()
+
+    def abort(self, refusal: AppError) -> None:
+        """`deltas()` raises `refusal` as soon as the engine has stopped."""
+        if self._aborted is None:
+            self._aborted = refusal
             self._cancel_in_engine()
 
     # ---------------------------------------------------------------------- inside
@@ -143,7 +161,7 @@ class Generation:
 
     async def _move(self, tried: Collection[str], refused: NotStarted) -> None:
         """To an engine that was not tried; raises `refused` when there is none."""
-        if self.elsewhere is None or self.abandoned:
+        if self.elsewhere is None or self.abandoned or self._aborted is not None:
             raise refused
         try:
             engine = self.elsewhere(tried)
@@ -152,12 +170,16 @@ class Generation:
             raise refused from None
         self.engine = engine
 
+    def _raise_if_aborted(self) -> None:
+        if self._aborted is not None:
+            raise self._aborted
+
     def _take(self, output: RequestOutput) -> list[Delta]:
         if output.usage is not None:
             self._usage = output.usage
         choice = self._choices[output.choice]
         generated = len(output.token_ids) + (output.stop_token is not None)
-        if self.abandoned or choice.finish is not None:
+        if self.abandoned or self._aborted is not None or choice.finish is not None:
             self._overshoot += generated
             choice.finish = choice.finish or output.finish
             return []
@@ -222,6 +244,9 @@ class Generation:
             adapter_wait_ms=usage.adapter_wait_ms if usage else None,
             ttft_ms=self._ttft_ms,
             total_ms=self.clock.monotonic_ms() - self.started_ms,
+            prefill_us=microseconds(usage.prefill_ms) if usage else 0,
+            decode_us=microseconds(usage.decode_ms) if usage else 0,
+            adapter_byte_s=round(usage.adapter_byte_seconds) if usage else 0,
         )
         await self.account.settle(outcome)
 

@@ -78,6 +78,7 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
                 user_id=caller.user_id,
                 adapter_id=model.adapter_id,
                 version_id=model.version_id,
+                alias=model.alias,
                 model=_ledger_name(model),
                 endpoint=call.endpoint,
                 streamed=call.stream,
@@ -103,6 +104,7 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
         started_ms=started_ms,
         prompt_param=call.prompt_param,
         elsewhere=elsewhere,
+        running=platform.running,
     )
     headers = limit_headers(decision) | {"x-loramux-adapter": adapter_header(model)}
     return Admitted(generation, model, description, headers)

@@ -33,6 +33,14 @@ class UsageMetrics:
         self._tokens = Counter(
             "loramux_tokens", "Tokens of the rows that it closed", ["kind"], registry=registry
         )
+        self._engine = Counter(
+            "loramux_engine_seconds", "Engine time of these rows", ["phase"], registry=registry
+        )
+        self._adapter = Counter(
+            "loramux_adapter_byte_seconds",
+            "Bytes of adapters times the seconds for which these rows pinned them",
+            registry=registry,
+        )
         self._open = Gauge(
             "loramux_open_requests", "Admitted requests of this process", registry=registry
         )
@@ -124,6 +132,9 @@ class UsageMetrics:
             self._requests.labels(entry.status).inc()
             for kind, tokens in _tokens_of(entry):
                 self._tokens.labels(kind).inc(tokens)
+            self._engine.labels("prefill").inc(entry.prefill_us / 1e6)
+            self._engine.labels("decode").inc(entry.decode_us / 1e6)
+            self._adapter.inc(entry.adapter_byte_s)
             if entry.ttft_ms is not None:
                 self._ttft.observe(entry.ttft_ms / 1000.0)
 
