@@ -14,6 +14,7 @@ from app.keys.cache import KeyCache
 from app.keys.last_used import LastUsed
 from app.settings import Settings
 from app.users.sessions import SignIn
+from engine.tracing import Tracing
 
 if TYPE_CHECKING:
     from app.inference.engines import EngineRouter
@@ -47,6 +48,7 @@ class Platform:
     last_used: LastUsed
     sign_in: SignIn
     drain: Drain
+    tracing: Tracing | None = field(default=None, kw_only=True)  # in an api that traces
     refusals: Refusals
     running: RunningCalls = field(default_factory=RunningCalls)
     checks: dict[str, ReadinessCheck] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from app.inference.stream import EventStream, collect
 from app.limits.service import Limits, limit_headers
 from app.platform import Platform
 from app.settings import Settings
+from app.tracing import step
 
 Parse = Callable[[dict[str, Any], Settings], Call]
 
@@ -26,7 +27,8 @@ async def answer(request: Request, platform: Platform, caller: Caller, parse: Pa
     """Runs one call; `parse` is `chat_call` or `completion_call`. Raises AppError."""
     async with with_limit_headers(platform, caller):
         call = parse(read_json(await request.body()), platform.settings)
-        admitted = await admit(platform, caller, call, request_id_of(request))
+        with step("admit"):
+            admitted = await admit(platform, caller, call, request_id_of(request))
         envelope = _envelope(admitted, call, int(platform.clock.now().timestamp()))
         generation = admitted.generation
         if call.stream:

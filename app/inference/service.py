@@ -19,6 +19,7 @@ from app.inference.schemas import Call
 from app.limits.service import Limits, limit_headers, token_ceiling
 from app.platform import Platform
 from app.settings import Settings
+from app.tracing import traceparent
 from app.usage.entries import OpenEntry
 from app.usage.service import Ledger
 from engine.types import GenerateRequest, LatencyBudget, ModelDescription, SamplingParams
@@ -59,6 +60,7 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
         weight=caller.limits.weight,
         budget=latency_budget(call.budget, caller),
         deadline_ms=platform.settings.engine_timeout_s * 1000.0,
+        traceparent=traceparent(),
     )
 
     def elsewhere(besides: Collection[str] = ()) -> Engine:
