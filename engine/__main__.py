@@ -35,12 +35,20 @@ def load_core(config: EngineConfig) -> tuple[Core, ModelDescription]:
     from engine.adapters.loader import StoreLoader
     from engine.adapters.store import open_store
     from engine.core import EngineCore
+    from engine.grammar import GrammarLimits, Grammars, Vocabulary
     from engine.runner import CpuExecutor
+    from engine.text import TextCodec
+
+    def load_vocabulary() -> Vocabulary:
+        return Vocabulary.of(TextCodec.load(config.base_model), executor.description.eos_token_ids)
 
     clock = SystemClock()
-    executor = CpuExecutor(config, clock)
+    limits = GrammarLimits(config.max_grammar_bytes, config.grammar_compile_ms)
+    grammars = Grammars(load_vocabulary, limits, clock)
+    executor = CpuExecutor(config, clock, grammars=grammars)
+    grammars.prepare()
     loader = StoreLoader(config, open_store(config.store_url), executor.description)
-    return EngineCore(config, executor, loader, clock), executor.description
+    return EngineCore(config, executor, loader, clock, grammars), executor.description
 
 
 def yield_cores(threads: int) -> None:

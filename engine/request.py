@@ -125,6 +125,7 @@ class Call:
     first_token_ms: float | None = None
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     prompt_logprobs_due: bool = False
+    compiling: bool = False  # its grammar is on its way
 
     @property
     def waiting(self) -> bool:

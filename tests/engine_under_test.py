@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from engine.clock import SimulatedClock
 from engine.core import EngineCore
+from engine.grammar import GrammarSource
 from engine.types import (
     AdapterRef,
     GenerateRequest,
@@ -25,6 +26,7 @@ class EngineUnderTest:
         description: ModelDescription | None = None,
         step_ms: float = 10.0,
         script: Callable[[SequenceStart, int], int | None] | None = None,
+        grammars: GrammarSource | None = None,
         **config: object,
     ) -> None:
         self.clock = SimulatedClock()
@@ -33,7 +35,7 @@ class EngineUnderTest:
         )
         self.loader = FakeLoader(self.clock)
         self.config = engine_config(**config)
-        self.core = EngineCore(self.config, self.executor, self.loader, self.clock)
+        self.core = EngineCore(self.config, self.executor, self.loader, self.clock, grammars)
         self.outputs: dict[str, list[RequestOutput]] = {}
         self.times_ms: dict[str, list[float]] = {}  # of every event
         self.tenants: dict[str, str] = {}
