@@ -172,6 +172,8 @@ class Settings(BaseSettings):
     """Largest `n`."""
     max_logit_bias: int = Field(default=300, ge=0)
     """Most entries of `logit_bias`."""
+    max_schema_bytes: int = Field(default=64 * 1024, ge=64)
+    """Largest JSON schema of `response_format` or of a tool's parameters."""
     max_stop_strings: int = Field(default=4, ge=0)
     """Most stop strings."""
     max_stop_characters: int = Field(default=256, ge=1)

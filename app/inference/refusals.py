@@ -18,6 +18,8 @@ ADAPTER_FAULT = {
     "non_finite_logits": "with this adapter the model's outputs are not finite numbers",
 }
 ADAPTER_RETRY_MS = 30_000
+OF_THE_SCHEMA = frozenset({"invalid_schema", "schema_too_complex", "grammar_unavailable"})
+"""The engine's own verdicts on response_format and tools; the caller can act on each."""
 MAY_RETRY = frozenset({"draining", "engine_unavailable", "cancelled"})
 NOT_THE_ADAPTERS = frozenset({"deadline_exceeded", "engine_step_failed", *MAY_RETRY})
 
@@ -25,6 +27,8 @@ NOT_THE_ADAPTERS = frozenset({"deadline_exceeded", "engine_step_failed", *MAY_RE
 def reported(code: str | None, message: str | None, *, adapter: bool) -> EngineError:
     """The error that an output carries. With an adapter, an unknown code is about its files."""
     code, message = code or "engine_error", message or ""
+    if code in OF_THE_SCHEMA:
+        return RequestRefused(message, code=code, field="response_format")
     if adapter and code not in NOT_THE_ADAPTERS:
         return AdapterRefused(message, code=code)
     return EngineError(message, code=code)

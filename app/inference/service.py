@@ -56,6 +56,7 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
         choices=call.choices,
         weight=caller.limits.weight,
         budget=latency_budget(call.budget, caller),
+        grammar=call.grammar,
         deadline_ms=platform.settings.engine_timeout_s * 1000.0,
     )
     engine = router.choose(model.ref, model.base_digest)

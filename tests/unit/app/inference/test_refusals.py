@@ -64,6 +64,8 @@ class TestEngineRefusals:
         [
             ("support", "truncated_file", 503),  # the adapter's files: its loader's own code
             ("support", "engine_step_failed", 500),
+            ("support", "invalid_schema", 400),  # of the call's grammar, not of the adapter
+            (BASE_NAME, "schema_too_complex", 400),
             (BASE_NAME, "non_finite_logits", 500),
             (BASE_NAME, "deadline_exceeded", 503),
         ],
