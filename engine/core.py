@@ -12,12 +12,13 @@ from engine.arena import Arena
 from engine.attribution import Attribution
 from engine.clock import Clock
 from engine.config import EngineConfig
-from engine.errors import EngineError, RequestRefused
+from engine.errors import EngineError, NotStarted, RequestRefused
 from engine.grammar import GrammarSource
 from engine.kv_blocks import KvBlocks, blocks_for, prefix_seed
 from engine.policy import SYSTEM_WEIGHT, make_policy
 from engine.request import Call, Sequence, charged_tenant
 from engine.scheduler import Scheduler
+from engine.step_counts import StepCounter
 from engine.step_time import StepTimes
 from engine.types import (
     AdapterRef,
@@ -72,6 +73,7 @@ class EngineCore:
         self._started_ms = clock.now_ms()
         self._step_ms: deque[float] = deque(maxlen=STEP_TIMES)
         self._steps = 0
+        self._step_counts = StepCounter()
         self._prompt_tokens = 0
         self._completion_tokens = 0
 
@@ -148,6 +150,7 @@ class EngineCore:
     def _emit(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         self._steps += 1
         self._step_ms.append(result.duration_ms)
+        self._step_counts.observe(plan, result.duration_ms)
         now_ms = self._clock.now_ms()
         outputs: list[RequestOutput] = []
         for row, row_result in zip(plan.rows, result.rows, strict=True):
@@ -287,7 +290,7 @@ class EngineCore:
 
     def _check_room(self, request: GenerateRequest) -> None:
         if self._draining:
-            raise RequestRefused(
+            raise NotStarted(
                 "This engine is shutting down; send the request again.", code="draining"
             )
         if request.request_id in self._calls:
@@ -387,6 +390,8 @@ class EngineCore:
             preemptions_total=self._scheduler.preemptions,
             draining=self._draining,
             attainment=self._policy.attainment.counts(),
+            step_counts=self._step_counts.counts(),
+            loads_total=self._pool.loads,
             evictions_total=self._pool.evictions,
         )
 

@@ -198,6 +198,23 @@ class Residency:
     pins: int
 
 
+STEP_BOUNDS_MS = (2.0, 5.0, 10.0, 20.0, 35.0, 50.0, 75.0, 100.0, 200.0, 500.0, 1000.0, 5000.0)
+"""Upper bounds of the buckets in which steps are counted by their time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """Sums over all steps since the engine started."""
+
+    buckets: list[int] = field(default_factory=list)  # by STEP_BOUNDS_MS, and one above; not summed
+    ms: float = 0.0
+    decode_rows: int = 0  # of one token each
+    prefill_rows: int = 0
+    prefill_tokens: int = 0
+    adapter_rows: int = 0  # rows of either kind that run with an adapter
+    adapters: int = 0  # different adapters, added up over the steps
+
+
 @dataclass(frozen=True, slots=True)
 class TenantAttainment:
     """Requests with a budget that kept it and that did not, since the engine started.
@@ -236,6 +253,9 @@ class EngineStatus:
     preemptions_total: int
     draining: bool
     attainment: dict[str, TenantAttainment] = field(default_factory=dict)  # the rest is "other"
+    held: bool = False  # drained by an operator's call, which `resume` takes back
+    step_counts: StepCounts = StepCounts()
+    loads_total: int = 0  # adapters read from the store
     evictions_total: int = 0  # adapters that left the device for another one or for KV blocks
 
 
