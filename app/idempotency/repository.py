@@ -20,4 +20,5 @@ async def get(session: AsyncSession, caller_id: str, key_hash: str) -> KeptAnswe
 
 
 async def delete_before(session: AsyncSession, before: datetime) -> None:
+    """Of any tenant: for the sweep."""
     await session.execute(delete(KeptAnswer).where(KeptAnswer.created_at < before))
