@@ -39,7 +39,7 @@ log = structlog.get_logger("loramux.worker")
 
 SWEEP_S = 10.0
 USAGE_SWEEP_S = 30.0
-ROLL_UP_S = 300.0
+ROLL_UP_S = 3600.0
 CLEAN_S = 3600.0
 
 Work = Callable[[Platform, Resources], Awaitable[object]]

@@ -9,6 +9,7 @@ from engine.adapters.loading import Loader
 from engine.adapters.pool import AdapterPool, PoolEvents
 from engine.admission import check_request, refuse_late
 from engine.arena import Arena
+from engine.attribution import Attribution
 from engine.clock import Clock
 from engine.config import EngineConfig
 from engine.errors import RequestRefused
@@ -59,6 +60,7 @@ class EngineCore:
         self._eos = frozenset(self._description.eos_token_ids)
         self._calls: dict[str, Call] = {}
         self._deadlines: LazyHeap[Call] = LazyHeap()  # of requests that have not started
+        self._attribution = Attribution()
         self._outbox: list[RequestOutput] = []  # events that came about between steps
         self._arrivals = 0
         self._draining = False
@@ -85,6 +87,7 @@ class EngineCore:
         except Exception:
             log.exception("step %d failed with %d rows", plan.step, len(plan.rows))
             return outputs + self._give_up(plan)
+        self._attribute(plan, result, now_ms)
         outputs += self._emit(plan, result)
         # all that lies between two tokens of a decode, not the device's part alone
         self.step_times.observe(self._scheduler.shape, self._clock.now_ms() - now_ms)
@@ -115,6 +118,12 @@ class EngineCore:
                 message = "The deadline passed before the request could start."
                 outputs += self._end(call, "error", now_ms, "deadline_exceeded", message)
         return outputs
+
+    def _attribute(self, plan: StepPlan, result: StepResult, since_ms: float) -> None:
+        """Charges the requests of a step for it, those that end with it too."""
+        running, nbytes = self._scheduler.sequences, self._pool.nbytes
+        now_ms = self._clock.now_ms()
+        self._attribution.charge_step(plan, result.duration_ms, running, nbytes, since_ms, now_ms)
 
     def _emit(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         self._steps += 1

@@ -5,6 +5,7 @@ EngineError
 │                       no budget that can be kept)
 ├── AdapterRefused      this adapter cannot be read or placed (named reason)
 │   └── AdapterMissing  the store has no such adapter
+├── StoreUnavailable    the adapter store cannot be reached, or refuses
 ├── AdapterCorrupt      the stored bytes are not those of the digest
 └── EngineUnavailable   the engine process is gone, hung or draining
 """
@@ -48,6 +49,12 @@ class AdapterMissing(AdapterRefused):
     """No adapter is stored under this (salt, digest)."""
 
     code = "adapter_missing"
+
+
+class StoreUnavailable(EngineError):
+    """The adapter store does not answer or refuses us; what was asked may be tried again."""
+
+    code = "store_unavailable"
 
 
 class AdapterCorrupt(EngineError):

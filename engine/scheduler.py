@@ -9,6 +9,7 @@ later. How much one step may hold is `engine/step_budget.py`; time comes in as a
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.adapters.pool import AdapterPool
@@ -83,6 +84,11 @@ class Scheduler:
     def running(self) -> int:
         """Sequences in progress."""
         return len(self._running)
+
+    @property
+    def sequences(self) -> Mapping[int, Sequence]:
+        """The sequences in progress, by their number."""
+        return self._running
 
     @property
     def waiting(self) -> int:

@@ -142,6 +142,9 @@ class RequestUsage:
     ttft_ms: float | None
     total_ms: float
     preemptions: int = 0
+    prefill_ms: float = 0.0  # its part of the steps' time (engine/attribution.py)
+    decode_ms: float = 0.0
+    adapter_byte_seconds: float = 0.0  # while it pinned its adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,10 @@ class JournalEntry:
     completion_tokens: int
     finish: FinishReason | None
     wall_ms: int
+    cached_tokens: int = 0  # these are known once the request has ended
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    adapter_byte_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,11 @@ class EngineUnderTest:
             self.step()
         raise AssertionError(f"work is left after {most_steps} steps")
 
+    def run_until_resident(self, adapter: AdapterRef) -> None:
+        """Brings an adapter onto the device with a request that is over afterwards."""
+        self.submit(4, adapter=adapter, max_tokens=1)
+        self.run()
+
     def tokens(self, request_id: str, choice: int = 0) -> list[int]:
         events = self.outputs.get(request_id, [])
         return [t for e in events if e.choice == choice for t in e.token_ids]

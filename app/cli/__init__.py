@@ -3,7 +3,20 @@ commands work on the database that the settings name."""
 
 import typer
 
-from app.cli import adapters, bench, chat, demo, health, keys, secrets, serve, tenants, users
+from app.cli import (
+    adapters,
+    aliases,
+    bench,
+    chat,
+    demo,
+    health,
+    keys,
+    secrets,
+    serve,
+    tenants,
+    usage,
+    users,
+)
 from app.cli.database import migrate
 
 app = typer.Typer(
@@ -19,8 +32,10 @@ app.add_typer(tenants.app, name="tenants")
 app.add_typer(users.app, name="users")
 app.add_typer(keys.app, name="keys")
 app.add_typer(adapters.app, name="adapters")
+app.add_typer(aliases.app, name="aliases")
 app.add_typer(secrets.app, name="secrets")
 app.command()(chat.chat)
+app.command()(usage.usage)
 app.command()(demo.demo)
 app.command()(bench.bench)
 app.command()(health.health)

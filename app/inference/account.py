@@ -27,6 +27,9 @@ class Outcome:
     adapter_wait_ms: float | None
     ttft_ms: float | None
     total_ms: float
+    prefill_us: int = 0
+    decode_us: int = 0
+    adapter_byte_s: int = 0
 
 
 class Account:
@@ -73,6 +76,9 @@ class Account:
                 adapter_wait_ms=outcome.adapter_wait_ms,
                 ttft_ms=outcome.ttft_ms,
                 total_ms=outcome.total_ms,
+                prefill_us=outcome.prefill_us,
+                decode_us=outcome.decode_us,
+                adapter_byte_s=outcome.adapter_byte_s,
             )
         )
         used = outcome.prompt_tokens + outcome.completion_tokens

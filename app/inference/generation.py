@@ -18,7 +18,7 @@ from app.inference.account import Account, Outcome
 from app.inference.engines import Engine
 from app.inference.refusals import refusal, reported
 from app.inference.running import RunningCalls
-from app.usage.entries import Status
+from app.usage.entries import Status, microseconds
 from engine.errors import EngineError
 from engine.text import TextCodec, TextStream
 from engine.types import GenerateRequest, RequestOutput, RequestUsage, TokenLogprobs
@@ -210,6 +210,9 @@ class Generation:
             adapter_wait_ms=usage.adapter_wait_ms if usage else None,
             ttft_ms=self._ttft_ms,
             total_ms=self.clock.monotonic_ms() - self.started_ms,
+            prefill_us=microseconds(usage.prefill_ms) if usage else 0,
+            decode_us=microseconds(usage.decode_ms) if usage else 0,
+            adapter_byte_s=round(usage.adapter_byte_seconds) if usage else 0,
         )
         await self.account.settle(outcome)
 

@@ -71,6 +71,7 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
                 user_id=caller.user_id,
                 adapter_id=model.adapter_id,
                 version_id=model.version_id,
+                alias=model.alias,
                 model=_ledger_name(model),
                 endpoint=call.endpoint,
                 streamed=call.stream,

@@ -21,6 +21,14 @@ class UsageMetrics:
         self._tokens = Counter(
             "loramux_tokens", "Tokens of the rows that it closed", ["kind"], registry=registry
         )
+        self._engine = Counter(
+            "loramux_engine_seconds", "Engine time of these rows", ["phase"], registry=registry
+        )
+        self._adapter = Counter(
+            "loramux_adapter_byte_seconds",
+            "Bytes of adapters times the seconds for which these rows pinned them",
+            registry=registry,
+        )
         self._open = Gauge(
             "loramux_open_requests", "Admitted requests of this process", registry=registry
         )
@@ -41,6 +49,9 @@ class UsageMetrics:
             self._tokens.labels("cached").inc(entry.cached_tokens)
             self._tokens.labels("completion").inc(entry.completion_tokens)
             self._tokens.labels("overshoot").inc(entry.overshoot_tokens)
+            self._engine.labels("prefill").inc(entry.prefill_us / 1e6)
+            self._engine.labels("decode").inc(entry.decode_us / 1e6)
+            self._adapter.inc(entry.adapter_byte_s)
             if entry.ttft_ms is not None:
                 self._ttft.observe(entry.ttft_ms / 1000.0)
 
