@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.models import Upload, UploadPart
@@ -80,6 +80,22 @@ async def drop(session: AsyncSession, upload_id: str) -> None:
     """By its parent: the upload was found by its tenant, or has expired."""
     await drop_parts(session, upload_id)
     await session.execute(delete(Upload).where(Upload.id == upload_id))
+
+
+async def ids_of(session: AsyncSession, tenant_id: str) -> Sequence[str]:
+    """All of the tenant's, expired and completed ones too."""
+    return (await session.scalars(select(Upload.id).where(Upload.tenant_id == tenant_id))).all()
+
+
+async def expire_all(session: AsyncSession, tenant_id: str, now: datetime) -> int:
+    """Ends the tenant's uploads: nobody finds them any more. How many waited for parts."""
+    ended = await session.execute(
+        update(Upload)
+        .where(Upload.tenant_id == tenant_id, Upload.state == OPEN, Upload.expires_at > now)
+        .values(expires_at=now)
+        .returning(Upload.id)
+    )
+    return len(ended.all())
 
 
 async def expired(session: AsyncSession, now: datetime, limit: int) -> Sequence[str]:

@@ -121,7 +121,8 @@ def _show_receipt(tenant_id: str, as_json: bool) -> None:
         f"{receipt.tenant_name} ({receipt.tenant_id}) is "
         + ("erased." if receipt.complete else "being erased; nothing of it works any more."),
         f"keys revoked: {receipt.keys_revoked}; users removed: {receipt.users_removed}; "
-        f"sessions ended: {receipt.sessions_ended}; calls running: {receipt.calls_running}",
+        f"sessions ended: {receipt.sessions_ended}; uploads dropped: {receipt.uploads_dropped}; "
+        f"calls running: {receipt.calls_running}",
         f"adapters erased: {adapters.erased}; waiting for engines: {adapters.pending}; "
         f"to do: {adapters.left}",
         "What stays:",
