@@ -6,8 +6,18 @@ import typer
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.cli.database import ACTOR, in_transaction
-from app.cli.output import JsonFlag, console, fail, print_json, print_rows
+from app.cli.output import (
+    ALL_ROWS,
+    JsonFlag,
+    SearchOption,
+    SortOption,
+    console,
+    fail,
+    print_json,
+    print_rows,
+)
 from app.platform import Platform
+from app.tables import TableQuery
 from app.tenants import service as tenants
 from app.users import service
 from app.users.links import link_url
@@ -53,17 +63,21 @@ def create(
 
 
 @app.command("list")
-def list_(as_json: JsonFlag = False) -> None:
+def list_(search: SearchOption = "", sort: SortOption = "", as_json: JsonFlag = False) -> None:
     """List the users."""
 
     async def act(_: Platform, session: AsyncSession) -> list[dict[str, Any]]:
         fields = ("id", "email", "role", "tenant_id", "status", "last_sign_in_at")
-        rows = await service.list_users(session, tenant_id=None, limit=10_000)
-        return [{name: getattr(user, name) for name in fields} for user in rows]
+        wanted = TableQuery(search=search, sort=sort, limit=ALL_ROWS)
+        table = await service.user_table(session, wanted, tenant_id=None)
+        return [
+            {**{name: getattr(user, name) for name in fields}, "tenant": tenant}
+            for user, tenant in table.rows
+        ]
 
     print_rows(
         in_transaction(act),
-        ("email", "role", "tenant_id", "status", "last_sign_in_at"),
+        ("email", "role", "tenant", "status", "last_sign_in_at"),
         as_json=as_json,
-        empty="There is no user yet: loramux users create EMAIL --tenant NAME",
+        empty="There is no such user: loramux users create EMAIL --tenant NAME",
     )

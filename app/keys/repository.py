@@ -7,6 +7,8 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.keys.models import ApiKey
+from app.table_repository import read_table
+from app.tables import Table, TableQuery
 from app.tenants.models import Tenant
 
 
@@ -53,6 +55,30 @@ async def page(
     if after is not None:
         query = query.where(ApiKey.id < after)
     return list((await session.execute(query)).scalars())
+
+
+async def table(
+    session: AsyncSession, wanted: TableQuery, *, tenant_id: str | None
+) -> Table[tuple[ApiKey, str | None]]:
+    """Keys with their tenants' names; with a tenant, only that tenant's."""
+    query = select(ApiKey, Tenant.name).outerjoin(Tenant, Tenant.id == ApiKey.tenant_id)
+    if tenant_id is not None:
+        query = query.where(ApiKey.tenant_id == tenant_id)
+    return await read_table(
+        session,
+        query,
+        wanted,
+        searched=[ApiKey.name, ApiKey.public_id, ApiKey.last4, Tenant.name, ApiKey.id],
+        sorted_by={
+            "name": ApiKey.name,
+            "tenant": Tenant.name,
+            "created_at": ApiKey.created_at,
+            "expires_at": ApiKey.expires_at,
+            "last_used_at": ApiKey.last_used_at,
+            "id": ApiKey.id,
+        },
+        default="-id",
+    )
 
 
 async def revoke_all(session: AsyncSession, tenant_id: str, now: datetime) -> int:

@@ -17,6 +17,7 @@ from app.keys.cache import KeyEntry
 from app.keys.models import ApiKey
 from app.keys.restrictions import access_of, check_key_limits, key_scopes, networks_of
 from app.settings import Settings
+from app.tables import Table, TableQuery
 from app.tenants.models import Tenant
 from app.tenants.service import effective_limits, require_kept
 
@@ -152,6 +153,14 @@ async def list_keys(
 ) -> list[ApiKey]:
     """Newest first, nameless and revoked ones too."""
     return await repository.page(session, tenant_id=tenant_id, after=after, limit=limit)
+
+
+async def key_table(
+    session: AsyncSession, wanted: TableQuery, *, tenant_id: str | None
+) -> Table[tuple[ApiKey, str | None]]:
+    """A page of keys, each with its tenant's name; sorted by name, tenant, created_at, expires_at
+    or last_used_at. `tenant_id=None`: an operator asks."""
+    return await repository.table(session, wanted, tenant_id=tenant_id)
 
 
 def state(key: ApiKey, now: datetime) -> KeyState:

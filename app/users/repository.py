@@ -8,6 +8,8 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.table_repository import read_table
+from app.tables import Table, TableQuery
 from app.tenants.models import Tenant
 from app.users.models import SignInCounter, User, UserSession, UserToken
 
@@ -43,6 +45,31 @@ async def page(
     if after is not None:
         query = query.where(User.id < after)
     return list((await session.execute(query)).scalars())
+
+
+async def table(
+    session: AsyncSession, wanted: TableQuery, *, tenant_id: str | None
+) -> Table[tuple[User, str | None]]:
+    """Users with their tenants' names; with a tenant, only that tenant's."""
+    query = select(User, Tenant.name).outerjoin(Tenant, Tenant.id == User.tenant_id)
+    if tenant_id is not None:
+        query = query.where(User.tenant_id == tenant_id)
+    return await read_table(
+        session,
+        query,
+        wanted,
+        searched=[User.email, Tenant.name, User.id],
+        sorted_by={
+            "email": User.email,
+            "role": User.role,
+            "status": User.status,
+            "tenant": Tenant.name,
+            "created_at": User.created_at,
+            "last_sign_in_at": User.last_sign_in_at,
+            "id": User.id,
+        },
+        default="-id",
+    )
 
 
 async def delete_of_tenant(session: AsyncSession, tenant_id: str) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from app.crypto import Passwords, Secrets
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.ids import new_id
 from app.settings import Settings
+from app.tables import Table, TableQuery
 from app.tenants.models import Tenant
 from app.tenants.service import require_kept
 from app.users import repository
@@ -269,6 +270,14 @@ async def list_users(
 ) -> list[User]:
     """Newest first."""
     return await repository.page(session, tenant_id=tenant_id, after=after, limit=limit)
+
+
+async def user_table(
+    session: AsyncSession, wanted: TableQuery, *, tenant_id: str | None
+) -> Table[tuple[User, str | None]]:
+    """A page of users, each with its tenant's name; sorted by email, role, status, tenant,
+    created_at or last_sign_in_at. `tenant_id=None`: an operator asks."""
+    return await repository.table(session, wanted, tenant_id=tenant_id)
 
 
 def check_password(password: str, settings: Settings, *, email: str) -> None:
