@@ -53,7 +53,7 @@ async def create_key(
     `networks` (CIDRs) to where it is used from; None restricts nothing. With `settings`, `limits`
     are also held to the platform's defaults where the tenant has none of its own.
     """
-    _check_expiry(expires_at, now)
+    check_expiry(expires_at, now)
     scopes = await key_scopes(session, tenant, adapters=adapters, access=access, networks=networks)
     limits = limits or KeyLimits()
     if tenant is None and limits != KeyLimits():
@@ -72,7 +72,7 @@ async def create_key(
         expires_at=expires_at,
         limits=limits,
     )
-    await _record(session, "key.create", made.row, actor=actor, now=now, detail={"scopes": scopes})
+    await record(session, "key.create", made.row, actor=actor, now=now, detail={"scopes": scopes})
     return made
 
 
@@ -111,7 +111,7 @@ async def rotate_key(
         limits=key_limits(old),
     )
     old.revoke_at = now + overlap
-    await _record(
+    await record(
         session,
         "key.rotate",
         old,
@@ -134,7 +134,7 @@ async def revoke_key(
     key = await find_key(session, key_id, tenant_id=tenant_id, lock=True)
     if key.revoked_at is None:
         key.revoked_at = now
-        await _record(session, "key.revoke", key, actor=actor, now=now, detail={})
+        await record(session, "key.revoke", key, actor=actor, now=now, detail={})
     return key
 
 
@@ -255,12 +255,13 @@ def _mint(
     return NewKey(row, text)
 
 
-def _check_expiry(expires_at: datetime | None, now: datetime) -> None:
+def check_expiry(expires_at: datetime | None, now: datetime) -> None:
+    """Raises InvalidRequest for a time that has passed."""
     if expires_at is not None and expires_at <= now:
         raise InvalidRequest("expires_at must lie in the future.", param="expires_at")
 
 
-async def _record(
+async def record(
     session: AsyncSession,
     action: str,
     key: ApiKey,
@@ -269,6 +270,7 @@ async def _record(
     now: datetime,
     detail: dict[str, Any],
 ) -> None:
+    """The audit event of something that was done to a key."""
     await audit.record(
         session,
         actor=actor,

@@ -84,6 +84,13 @@ async def delete_of_tenant(session: AsyncSession, tenant_id: str) -> tuple[int, 
     return len(gone.all()), sessions
 
 
+async def delete_user(session: AsyncSession, user_id: str) -> None:
+    """With their sessions and links. By its parent: the user was found before."""
+    await delete_sessions(session, user_id)
+    await session.execute(delete(UserToken).where(UserToken.user_id == user_id))
+    await session.execute(delete(User).where(User.id == user_id))
+
+
 async def count_operators(session: AsyncSession) -> int:
     """Of any tenant: operators have none."""
     query = select(func.count()).select_from(User).where(User.role == "operator")

@@ -58,7 +58,7 @@ async def ensure_operator(
             repository.add(session, user)
     except IntegrityError:
         return None
-    await _record(session, "user.create", user, actor="first-start", now=now)
+    await record(session, "user.create", user, actor="first-start", now=now)
     return FIRST_OPERATOR, password
 
 
@@ -95,7 +95,7 @@ async def create_user(
         await session.flush()
     except IntegrityError:
         raise _taken() from None
-    await _record(session, "user.create", user, actor=actor, now=now)
+    await record(session, "user.create", user, actor=actor, now=now)
     return user
 
 
@@ -141,7 +141,7 @@ async def start_reset(
     user = await find_user(session, user_id, tenant_id=tenant_id, lock=True)
     await repository.void_tokens(session, user.id, now)
     kind: TokenKind = "invitation" if user.status == "invited" else "password-reset"
-    await _record(session, f"user.{kind}", user, actor=actor, now=now)
+    await record(session, f"user.{kind}", user, actor=actor, now=now)
     return _issue(session, kind, user, secrets, settings, now, actor)
 
 
@@ -171,7 +171,7 @@ async def redeem(
     user.must_change_password = False
     user.status = "active"
     await repository.delete_sessions(session, user.id)
-    await _record(session, f"user.{kind}.redeem", user, actor=_as_actor(user), now=now)
+    await record(session, f"user.{kind}.redeem", user, actor=_as_actor(user), now=now)
     return user
 
 
@@ -204,7 +204,7 @@ async def change_password(
     user.must_change_password = False
     keep = [] if keep_session is None else secrets.hashes("session", keep_session)
     await repository.delete_sessions(session, user.id, keep=keep)
-    await _record(session, "user.password.change", user, actor=_as_actor(user), now=now)
+    await record(session, "user.password.change", user, actor=_as_actor(user), now=now)
     return user
 
 
@@ -219,19 +219,15 @@ async def set_status(
 ) -> User:
     """Suspends a user (their sessions end) or resumes one. The last operator stays."""
     user = await find_user(session, user_id, tenant_id=tenant_id, lock=True)
-    if not active and user.role == "operator":
-        others = await repository.count_other_active_operators(session, user.id)
-        if others == 0:
-            raise Conflict(
-                "This is the last active operator; make another one first.", code="last_operator"
-            )
+    if not active:
+        await _require_another_operator(session, user)
     wanted = ("active" if user.password_hash else "invited") if active else "suspended"
     if user.status != wanted:
         user.status = wanted
         if not active:
             await repository.delete_sessions(session, user.id)
         action = "user.resume" if active else "user.suspend"
-        await _record(session, action, user, actor=actor, now=now)
+        await record(session, action, user, actor=actor, now=now)
     return user
 
 
@@ -251,8 +247,33 @@ async def set_role(
     if user.role != role:
         detail = {"from": user.role, "to": role}
         user.role = role
-        await _record(session, "user.role", user, actor=actor, now=now, detail=detail)
+        await record(session, "user.role", user, actor=actor, now=now, detail=detail)
     return user
+
+
+async def remove_user(
+    session: AsyncSession,
+    user_id: str,
+    *,
+    tenant_id: str | None,
+    now: datetime,
+    actor: Caller | str,
+) -> User:
+    """Deletes a user with their sessions and links; the audit log keeps what they did."""
+    user = await find_user(session, user_id, tenant_id=tenant_id, lock=True)
+    await _require_another_operator(session, user)
+    await record(session, "user.remove", user, actor=actor, now=now)
+    await repository.delete_user(session, user.id)
+    return user
+
+
+async def _require_another_operator(session: AsyncSession, user: User) -> None:
+    if user.role != "operator":
+        return
+    if await repository.count_other_active_operators(session, user.id) == 0:
+        raise Conflict(
+            "This is the last active operator; make another one first.", code="last_operator"
+        )
 
 
 async def find_user(
@@ -263,6 +284,12 @@ async def find_user(
     if user is None:
         raise NotFound(f"There is no user {user_id[:40]!r}; list the users to see their ids.")
     return user
+
+
+async def find_by_email(session: AsyncSession, email: str) -> User:
+    """By email or id (the command line takes either). Raises NotFound."""
+    user = await repository.by_email(session, email.strip().lower())
+    return user or await find_user(session, email, tenant_id=None)
 
 
 async def list_users(
@@ -367,7 +394,7 @@ def _dead_link() -> NotFound:
     )
 
 
-async def _record(
+async def record(
     session: AsyncSession,
     action: str,
     user: User,
@@ -376,6 +403,7 @@ async def _record(
     now: datetime,
     detail: dict[str, Any] | None = None,
 ) -> None:
+    """The audit event of something that was done to a user."""
     await audit.record(
         session,
         actor=actor,
