@@ -164,6 +164,7 @@ class Call:
     cost: Cost = field(default_factory=Cost)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     prompt_logprobs_due: bool = False
+    compiling: bool = False  # its grammar is on its way
 
     def set_turn(self, patience_ms: float, prefill_ms: float, urgent_share: float) -> None:
         """Its place by the time to its first token: when it would have to start at the latest.

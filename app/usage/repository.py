@@ -118,6 +118,16 @@ async def reserve_month(
     return taken.first() is not None
 
 
+async def move_open(session: AsyncSession, request_id: str, engine: str) -> None:
+    """Names another engine in an open row: the one whose journal will count it."""
+    await session.execute(
+        update(UsageRecord)
+        .where(UsageRecord.request_id == request_id, UsageRecord.status == "open")
+        .values(engine=engine)
+        .execution_options(synchronize_session=False)
+    )
+
+
 async def close_row(session: AsyncSession, entry: FinalEntry, closed_by: str) -> Closed | None:
     """Closes an open row; None when the request has none (any more).
 
