@@ -119,7 +119,10 @@ async def reserve_month(
 
 
 async def move_open(session: AsyncSession, request_id: str, engine: str) -> None:
-    """Names another engine in an open row: the one whose journal will count it."""
+    """Names another engine in an open row: the one whose journal will count it.
+
+    Of any tenant: for the api process that runs the request.
+    """
     await session.execute(
         update(UsageRecord)
         .where(UsageRecord.request_id == request_id, UsageRecord.status == "open")
