@@ -9,7 +9,7 @@ However it ends, `Account.settle` is called once, before `deltas()` returns or r
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.clock import Clock
 from app.inference.account import Account, Outcome
@@ -79,7 +79,8 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Raises AppError when the engine refuses or fails; ends silently after `abandon()`."""
         self.engine.in_flight.add(self.request.request_id)
-        outputs = self.engine.client.generate(self.request)
+        waited_ms = max(0.0, self.clock.monotonic_ms() - self.started_ms)
+        outputs = self.engine.client.generate(replace(self.request, waited_ms=waited_ms))
         status: Status = "failed"
         error_code: str | None = "interrupted"
         try:
