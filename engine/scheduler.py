@@ -26,7 +26,7 @@ from engine.step_budget import (
     draft_decodes,
 )
 from engine.step_time import StepShape, StepTimes
-from engine.types import BLOCK_TOKENS, PlanRow, RowResult, SequenceStart, StepPlan
+from engine.types import BLOCK_TOKENS, AdapterRef, PlanRow, RowResult, SequenceStart, StepPlan
 from engine.waiting import FairQueue
 
 PROTECTED_AFTER = 3
@@ -506,6 +506,11 @@ class Scheduler:
         sequence.call.preemptions += 1
         self.preemptions += 1
         self._wait_again(sequence, now_ms)
+
+    def clear_adapter(self, adapter: AdapterRef, now_ms: float) -> None:
+        """Whatever runs with the adapter makes way; it is recomputed when it is its turn again."""
+        for sequence in [s for s in self._running.values() if s.call.request.adapter == adapter]:
+            self._preempt(sequence, now_ms)
 
     def _wait_again(self, sequence: Sequence, now_ms: float) -> None:
         adapter = sequence.call.request.adapter
