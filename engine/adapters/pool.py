@@ -125,6 +125,7 @@ class AdapterPool:
         self.evictions = 0
         self._hold_since_ms = 0.0
         self._no_hold_before_ms = -math.inf
+        self.loads = 0
         self._device = DeviceSpace(
             arena,
             blocks,
@@ -334,6 +335,7 @@ class AdapterPool:
             return
         entry.stage = Stage.HOST
         self.load_times.observe("store", entry.nbytes, now_ms - entry.since_ms)
+        self.loads += 1
         if entry.waiting:
             self._charge_load(entry)
             self._want(entry, now_ms)
