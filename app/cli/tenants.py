@@ -25,6 +25,7 @@ from app.tenants.schemas import TenantReceipt
 app = typer.Typer(help="Create, list, change, suspend and delete tenants.", no_args_is_help=True)
 
 COLUMNS = ("name", "id", "status", "requests_per_minute", "tokens_per_minute", "weight")
+FRACTIONAL = ("weight", "ttft_ms", "tpot_ms", "budget_percentile")
 LimitOption = Annotated[
     list[str],
     typer.Option("--limit", help="NAME=VALUE, such as tokens_per_minute=50000; VALUE may be none."),
@@ -168,7 +169,7 @@ def parse_limits(given: list[str], known: tuple[str, ...] = service.LIMITS) -> d
         name, equals, text = entry.partition("=")
         if not equals or name not in known:
             fail(f"{entry!r} is no limit; write NAME=VALUE, the names are {', '.join(known)}")
-        fractional = name in ("weight", "ttft_ms", "tpot_ms")
+        fractional = name in FRACTIONAL
         try:
             limits[name] = None if text == "none" else float(text) if fractional else int(text)
         except ValueError:

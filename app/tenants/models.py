@@ -23,6 +23,7 @@ class Tenant(Base):
     weight: Mapped[float] = mapped_column()
     ttft_ms: Mapped[float | None] = mapped_column()
     tpot_ms: Mapped[float | None] = mapped_column()
+    budget_percentile: Mapped[float | None] = mapped_column()
     requests_per_minute: Mapped[int | None] = mapped_column()
     tokens_per_minute: Mapped[int | None] = mapped_column()
     max_concurrent: Mapped[int | None] = mapped_column()

@@ -23,6 +23,7 @@ LIMITS = (
     "weight",
     "ttft_ms",
     "tpot_ms",
+    "budget_percentile",
     "requests_per_minute",
     "tokens_per_minute",
     "max_concurrent",
@@ -33,6 +34,9 @@ LIMITS = (
     "max_tokens",
 )
 """What `update_tenant` may change."""
+BUDGET_PERCENTILE = 0.95
+"""The share of a tenant's requests that keep its latency budget, unless it has its own."""
+LEAST_PERCENTILE, MOST_PERCENTILE = 0.5, 0.999
 
 
 def effective_limits(tenant: Tenant | None, settings: Settings) -> TenantLimits:
@@ -55,6 +59,7 @@ def effective_limits(tenant: Tenant | None, settings: Settings) -> TenantLimits:
         weight=tenant.weight,
         ttft_ms=tenant.ttft_ms,
         tpot_ms=tenant.tpot_ms,
+        budget_percentile=tenant.budget_percentile or BUDGET_PERCENTILE,
     )
 
 
@@ -175,6 +180,16 @@ def _apply(tenant: Tenant, changes: Mapping[str, Any]) -> None:
             raise InvalidRequest(f"A tenant has no limit {name[:40]!r}.", param=name)
         if value is not None and value <= 0 and name not in ("max_adapters", "max_stored_bytes"):
             raise InvalidRequest(f"{name} must be above 0; {value!r} was given.", param=name)
+        if (
+            name == "budget_percentile"
+            and value is not None
+            and not LEAST_PERCENTILE <= value <= MOST_PERCENTILE
+        ):
+            raise InvalidRequest(
+                f"{name} must be from {LEAST_PERCENTILE} to {MOST_PERCENTILE}; {value!r} was "
+                "given.",
+                param=name,
+            )
         if value is not None and value < 0:
             raise InvalidRequest(f"{name} must not be negative; {value!r} was given.", param=name)
         setattr(tenant, name, 1.0 if name == "weight" and value is None else value)
