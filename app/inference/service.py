@@ -96,6 +96,8 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
         clock=platform.clock,
         started_ms=started_ms,
         prompt_param=call.prompt_param,
+        grammar_param=call.grammar_param,
+        tools=call.tools.names if call.tools is not None else None,
     )
     headers = limit_headers(decision) | {"x-loramux-adapter": adapter_header(model)}
     return Admitted(generation, model, description, headers)
