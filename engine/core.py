@@ -7,16 +7,19 @@ from collections import Counter, deque
 
 from engine.adapters.loading import Loader
 from engine.adapters.pool import AdapterPool, PoolEvents
-from engine.admission import check_request
+from engine.admission import check_request, refuse_late
 from engine.arena import Arena
+from engine.attribution import Attribution
 from engine.clock import Clock
 from engine.config import EngineConfig
-from engine.errors import EngineError, RequestRefused
+from engine.errors import EngineError, NotStarted, RequestRefused
 from engine.grammar import GrammarSource
 from engine.kv_blocks import KvBlocks, blocks_for, prefix_seed
 from engine.policy import SYSTEM_WEIGHT, make_policy
 from engine.request import Call, Sequence, charged_tenant
 from engine.scheduler import Scheduler
+from engine.step_counts import StepCounter
+from engine.step_time import StepTimes
 from engine.types import (
     AdapterRef,
     EngineStatus,
@@ -44,8 +47,10 @@ class EngineCore:
         executor: Executor,
         loader: Loader,
         clock: Clock,
+        step_times: StepTimes | None = None,
         grammars: GrammarSource | None = None,
     ) -> None:
+        """`step_times`: what is known of this device already; learned further with every step."""
         self._config = config
         self._grammars = grammars
         self._executor = executor
@@ -53,12 +58,14 @@ class EngineCore:
         self._description = executor.description
         self._arena = Arena(executor.extent_count)
         self._blocks = KvBlocks(self._arena, prefix_caching=config.prefix_caching)
-        policy = make_policy(config.policy)
+        self.step_times = step_times or StepTimes()
+        self._policy = policy = make_policy(config.policy)
         self._pool = AdapterPool(config, self._arena, self._blocks, executor, loader, policy)
-        self._scheduler = Scheduler(config, self._blocks, self._pool, policy)
+        self._scheduler = Scheduler(config, self._blocks, self._pool, policy, self.step_times)
         self._eos = frozenset(self._description.eos_token_ids)
         self._calls: dict[str, Call] = {}
         self._deadlines: LazyHeap[Call] = LazyHeap()  # of requests that have not started
+        self._attribution = Attribution()
         self._outbox: list[RequestOutput] = []  # events that came about between steps
         self._arrivals = 0
         self._draining = False
@@ -66,6 +73,7 @@ class EngineCore:
         self._started_ms = clock.now_ms()
         self._step_ms: deque[float] = deque(maxlen=STEP_TIMES)
         self._steps = 0
+        self._step_counts = StepCounter()
         self._prompt_tokens = 0
         self._completion_tokens = 0
 
@@ -86,7 +94,11 @@ class EngineCore:
         except Exception:
             log.exception("step %d failed with %d rows", plan.step, len(plan.rows))
             return outputs + self._give_up(plan)
-        return outputs + self._emit(plan, result)
+        self._attribute(plan, result, now_ms)
+        outputs += self._emit(plan, result)
+        # all that lies between two tokens of a decode, not the device's part alone
+        self.step_times.observe(self._scheduler.shape, self._clock.now_ms() - now_ms)
+        return outputs
 
     @property
     def has_work(self) -> bool:
@@ -129,9 +141,16 @@ class EngineCore:
                 outputs += self._end(call, "error", now_ms, "deadline_exceeded", message)
         return outputs
 
+    def _attribute(self, plan: StepPlan, result: StepResult, since_ms: float) -> None:
+        """Charges the requests of a step for it, those that end with it too."""
+        running, nbytes = self._scheduler.sequences, self._pool.nbytes
+        now_ms = self._clock.now_ms()
+        self._attribution.charge_step(plan, result.duration_ms, running, nbytes, since_ms, now_ms)
+
     def _emit(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         self._steps += 1
         self._step_ms.append(result.duration_ms)
+        self._step_counts.observe(plan, result.duration_ms)
         now_ms = self._clock.now_ms()
         outputs: list[RequestOutput] = []
         for row, row_result in zip(plan.rows, result.rows, strict=True):
@@ -155,6 +174,7 @@ class EngineCore:
         call = sequence.call
         if call.first_token_ms is None:
             call.first_token_ms = now_ms
+            self._note_first_token(call)
             self._prompt_tokens += len(call.request.prompt)
         taken: list[int] = []
         finish: FinishReason | None = None
@@ -166,9 +186,23 @@ class EngineCore:
         call.completion_tokens += len(taken)
         self._completion_tokens += len(taken)
         if finish is not None:
+            self._note_finished(sequence, now_ms)
             self._scheduler.remove(sequence)
             self._forget_if_over(call)
         return call.token_event(sequence, taken, result.logprobs, finish, now_ms)
+
+    def _note_first_token(self, call: Call) -> None:
+        if (met := call.ttft_met) is not None:
+            percentile = call.request.budget.percentile
+            self._policy.attainment.first_token(call.tenant, percentile, met=met)
+
+    def _note_finished(self, sequence: Sequence, now_ms: float) -> None:
+        """The last token of a choice is due with as many budgets as tokens followed the first."""
+        budget, first_ms = sequence.call.request.budget, sequence.first_token_ms
+        if budget.tpot_ms is None or first_ms is None or len(sequence.generated) < 2:
+            return
+        met = now_ms <= first_ms + budget.tpot_ms * (len(sequence.generated) - 1)
+        self._policy.attainment.finished(sequence.tenant, budget.percentile, met=met)
 
     def _give_up(self, plan: StepPlan) -> list[RequestOutput]:
         """A step that failed ends the requests it carried; nobody else's."""
@@ -206,6 +240,7 @@ class EngineCore:
             eos_token_ids=self._eos,
         )
         self._check_size(call)
+        self._check_budget(call, now_ms)
         if request.grammar is not None:
             self._begin_grammar(request, request.grammar)
             call.compiling = True
@@ -265,7 +300,7 @@ class EngineCore:
 
     def _check_room(self, request: GenerateRequest) -> None:
         if self._draining:
-            raise RequestRefused(
+            raise NotStarted(
                 "This engine is shutting down; send the request again.", code="draining"
             )
         if request.request_id in self._calls:
@@ -294,6 +329,21 @@ class EngineCore:
                 code="exceeds_memory",
                 field="max_tokens",
             )
+
+    def _check_budget(self, call: Call, now_ms: float) -> None:
+        """Refuses at once what could only be late. Raises RequestRefused."""
+        if not self._policy.keeps_budgets:
+            return
+        refusal = refuse_late(
+            call,
+            self._scheduler,
+            self.step_times,
+            self._policy.attainment.margin(call.tenant),
+            now_ms,
+        )
+        if refusal is not None:
+            self._policy.attainment.refused(call.tenant, call.request.budget.percentile)
+            raise refusal
 
     def _end(
         self,
@@ -349,6 +399,10 @@ class EngineCore:
             completion_tokens_total=self._completion_tokens,
             preemptions_total=self._scheduler.preemptions,
             draining=self._draining,
+            attainment=self._policy.attainment.counts(),
+            step_counts=self._step_counts.counts(),
+            loads_total=self._pool.loads,
+            evictions_total=self._pool.evictions,
         )
 
 

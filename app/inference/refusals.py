@@ -20,8 +20,8 @@ ADAPTER_FAULT = {
 ADAPTER_RETRY_MS = 30_000
 OF_THE_SCHEMA = frozenset({"invalid_schema", "schema_too_complex", "grammar_unavailable"})
 """The engine's own verdicts on response_format and tools; the caller can act on each."""
-MAY_RETRY = frozenset({"draining", "engine_unavailable", "cancelled"})
-NOT_THE_ADAPTERS = frozenset({"deadline_exceeded", "engine_step_failed", *MAY_RETRY})
+MAY_RETRY = frozenset({"engine_unavailable", "cancelled"})
+NOT_THE_ADAPTERS = frozenset({"deadline_exceeded", "draining", "engine_step_failed", *MAY_RETRY})
 
 
 def reported(code: str | None, message: str | None, *, adapter: bool) -> EngineError:
@@ -55,6 +55,13 @@ def refusal(
         return Overloaded(
             f"{error.message or 'the call could not end in time'} Ask for fewer tokens, or retry "
             "later.",
+            code=code,
+            retry_after_ms=5000,
+        )
+    if code == "draining":
+        return Overloaded(
+            "the engine takes no new calls now and no other can take this one; retry in a few "
+            "seconds",
             code=code,
             retry_after_ms=5000,
         )
