@@ -114,6 +114,8 @@ async def admit(
         clock=platform.clock,
         started_ms=started_ms,
         prompt_param=call.prompt_param,
+        grammar_param=call.grammar_param,
+        tools=call.tools.names if call.tools is not None else None,
         running=platform.running,
         elsewhere=elsewhere,
     )
