@@ -47,9 +47,9 @@ class Platform:
     keys: KeyCache
     last_used: LastUsed
     sign_in: SignIn
+    refusals: Refusals
     drain: Drain
     tracing: Tracing | None = field(default=None, kw_only=True)  # in an api that traces
-    refusals: Refusals
     running: RunningCalls = field(default_factory=RunningCalls)
     checks: dict[str, ReadinessCheck] = field(default_factory=dict)
     # Set by app.inference.lifespan while the app runs; nothing asks for them before.
@@ -92,6 +92,6 @@ def open_platform(
         keys=KeyCache(settings.auth_cache_s),
         last_used=LastUsed(db, clock),
         sign_in=SignIn(db, secrets, passwords, clock, settings),
-        drain=Drain(clock, settings.drain_notice_s, settings.drain_grace_s),
         refusals=Refusals(db, clock),
+        drain=Drain(clock, settings.drain_notice_s, settings.drain_grace_s),
     )

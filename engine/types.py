@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 BLOCK_TOKENS = 16
 """Tokens in one KV block."""
 
@@ -105,6 +105,14 @@ class LatencyBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like: a JSON schema as JSON, or a grammar in llguidance's Lark."""
+
+    kind: Literal["json_schema", "lark"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One call as the engine sees it: no names, no text, no credentials."""
 
@@ -122,6 +130,7 @@ class GenerateRequest:
     prompt_logprobs: int | None = None  # k most likely at every prompt position (validation)
     system: bool = False  # a validation probe: charged to the system's share
     traceparent: str | None = None  # W3C trace context of the gateway's span
+    grammar: Grammar | None = None  # of every choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +272,7 @@ class SequenceStart:
     generated: list[int]
     sampling: SamplingParams
     choice: int
+    grammar: str | None = None  # the request under which the engine's grammars know its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,13 +301,17 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What one row brought back; `finite` is False when a logit was not a finite number."""
+    """What one row brought back; `finite` is False when a logit was not a finite number.
+
+    `stuck` is True when its grammar outgrew its bounds: no token was drawn, and none can be.
+    """
 
     seq: int
     token_ids: list[int]  # 0..k
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None  # entry i: after tokens[i]
     finite: bool = True
+    stuck: bool = False
 
 
 @dataclass(frozen=True, slots=True)
