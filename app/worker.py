@@ -27,6 +27,7 @@ from app.platform import Platform, open_platform
 from app.processes import WORKER_SIGN_S, beat_sign, worker_sign
 from app.settings import Settings, get_settings
 from app.task_queue import CeleryQueue, create_celery
+from app.tenants import deletion
 from app.usage.roll_up import roll_up
 from app.usage.sweep import close_expired
 from app.users import sessions
@@ -37,6 +38,7 @@ from engine.types import ModelDescription
 log = structlog.get_logger("loramux.worker")
 
 SWEEP_S = 10.0
+BASE_S = 30.0
 USAGE_SWEEP_S = 30.0
 ROLL_UP_S = 300.0
 CLEAN_S = 3600.0
@@ -113,9 +115,11 @@ async def _clean_sessions(platform: Platform, _resources: Resources) -> str:
 PERIODIC: dict[str, tuple[float, Work]] = {
     "adapters.sweep": (SWEEP_S, lambda _, resources: adapter_tasks.sweep(resources)),
     "adapters.clean": (CLEAN_S, lambda _, resources: adapter_tasks.clean(resources)),
+    "adapters.base": (BASE_S, lambda _, resources: adapter_tasks.follow_base(resources)),
     "usage.sweep": (USAGE_SWEEP_S, lambda platform, _: close_expired(platform)),
     "usage.roll_up": (ROLL_UP_S, lambda platform, _: roll_up(platform.db, platform.clock)),
     "users.clean": (CLEAN_S, _clean_sessions),
+    "tenants.sweep": (SWEEP_S, lambda _, resources: deletion.sweep(resources)),
 }
 """task -> (seconds between two runs, what it does)."""
 

@@ -20,7 +20,7 @@ from engine.kernels.metadata import LoraBatch
 from engine.model.attention import AttentionBatch, QueryChunk, token_rows
 from engine.model.description import describe, identify
 from engine.model.kv_cache import KvCache, KvDtype, block_bytes
-from engine.model.linear import bf16_is_fast, choose_path, rows_are_stable
+from engine.model.linear import bf16_is_fast, choose_path, make_rows_stable
 from engine.model.llama import Llama, StepBatch
 from engine.model.loader import open_checkpoint
 from engine.sampler import Sampled, Sampler, finite_rows, prompt_logprobs
@@ -109,7 +109,7 @@ class CpuExecutor:
         self._step_lora = self._lora.new_batch(config.max_batch_tokens)
         self._logit_lora = self._lora.new_batch(config.max_batch_tokens)
         self._model = Llama(checkpoint, choice, self._cache, self._lora, self._description.modules)
-        if config.batch_invariant and not all(map(rows_are_stable, self._model.linears())):
+        if config.batch_invariant and not all(map(make_rows_stable, self._model.linears())):
             raise RuntimeError("this CPU's matrix products depend on the batch size: no invariance")
         self._sampler = sampler or Sampler(
             checkpoint.config.vocab_size, checkpoint.config.eos_token_ids

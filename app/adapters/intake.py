@@ -43,6 +43,12 @@ class Kept:
     run: ValidationRun | None
 
 
+async def lock(session: AsyncSession, caller: Caller) -> None:
+    """Takes the tenant's lock until the transaction ends. Raises Forbidden for a deleted tenant."""
+    if not await repository.lock_tenant(session, caller.tenant_id):
+        raise Forbidden("This tenant was deleted; nothing was kept.", code="tenant_deleted")
+
+
 async def keep(
     resources: Resources,
     session: AsyncSession,
@@ -82,7 +88,9 @@ async def keep(
         version = await _new_version(session, caller, adapter, arrived, staging.digest, now)
         run = open_run(session, version, resources)
     elif await _deserves_another_try(session, version):
-        await repository.move(session, version.id, states.UPLOADED, now=now, code=None, reason=None)
+        await repository.move(
+            session, version.id, states.UPLOADED, frm=version.state, now=now, code=None, reason=None
+        )
         await session.refresh(version)
         run = open_run(session, version, resources)
     if run is not None:

@@ -108,7 +108,7 @@ async def begin(
         )
     if body.config_bytes + body.weights_bytes > settings.max_adapter_bytes:
         raise too_large(settings.max_adapter_bytes, param="weights_bytes")
-    await repository.lock_tenant(session, caller.tenant_id)
+    await intake.lock(session, caller)
     await intake.check_name(session, caller, name)
     if await repository.live_adapter(session, caller.tenant_id, name) is None:
         await intake.check_count(session, caller)
@@ -387,7 +387,7 @@ async def _keep(
     staging: Staging,
 ) -> tuple[Received, str | None]:
     async with resources.db.transaction() as session:
-        await repository.lock_tenant(session, caller.tenant_id)
+        await intake.lock(session, caller)
         upload = await find(resources, session, caller, seen.id, lock=True)
         if upload.state == upload_repository.COMPLETED:
             return Received(await _became(session, upload), created=False), None
@@ -491,6 +491,16 @@ async def _became(session: AsyncSession, upload: Upload) -> VersionObject:
 
 
 # --------------------------------------------------------------------------- what is left behind
+
+
+async def drop_of_tenant(resources: Resources, tenant_id: str) -> None:
+    """Drops everything that a deleted tenant has sent and not completed."""
+    async with resources.db.transaction() as session:
+        upload_ids = await upload_repository.all_of(session, tenant_id)
+        for upload_id in upload_ids:
+            await upload_repository.drop(session, upload_id)
+    for upload_id in upload_ids:
+        await drop_stored_parts(resources, upload_id)
 
 
 async def drop_stored_parts(resources: Resources, upload_id: str) -> None:

@@ -77,6 +77,11 @@ async def drop(session: AsyncSession, upload_id: str) -> None:
     await session.execute(delete(Upload).where(Upload.id == upload_id))
 
 
+async def all_of(session: AsyncSession, tenant_id: str) -> Sequence[str]:
+    """Ids of all uploads of the tenant, open or not."""
+    return (await session.scalars(select(Upload.id).where(Upload.tenant_id == tenant_id))).all()
+
+
 async def expired(session: AsyncSession, now: datetime, limit: int) -> Sequence[str]:
     """Ids of uploads of any tenant whose day is over."""
     rows = await session.scalars(

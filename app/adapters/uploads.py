@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
-from app.adapters import intake, repository, sweeps
+from app.adapters import intake, sweeps
 from app.adapters.multipart import PartBegin, PartData, PartEnd, boundary_of, read_parts
 from app.adapters.names import adapter_name, clip
 from app.adapters.resources import Resources, storing
@@ -239,7 +239,7 @@ async def _keep(
 ) -> tuple[Received, str | None]:
     """Commits the files and their rows; also the id of the run to send, if one is to be sent."""
     async with resources.db.transaction() as session:
-        await repository.lock_tenant(session, caller.tenant_id)
+        await intake.lock(session, caller)
         fingerprint = intake.fingerprint(arrived.name, staging.digest)
         earlier = await intake.seen_key(session, caller, fingerprint, idempotency_key)
         if earlier is not None:
