@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
+from app.cli import parts
 from app.cli.database import settings
 from app.cli.http import api, expect
 from app.cli.output import JsonFlag, console, fail, print_json, print_rows, stderr
@@ -70,7 +71,10 @@ def push(
     key: KeyOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Upload an adapter and wait for the verdict: exit status 0 when it is ready."""
+    """Upload an adapter and wait for the verdict: exit status 0 when it is ready.
+
+    A large one that was broken off goes on where it stopped when the command is given again.
+    """
     _require_files(folder)
     with api(url, key) as client, _progress() as progress:
         version = wait_for_verdict(client, send(client, folder, name, progress), progress)
@@ -115,8 +119,13 @@ def list_(url: UrlOption = None, key: KeyOption = None, as_json: JsonFlag = Fals
 
 
 def send(client: httpx.Client, folder: Path, name: str, progress: Progress) -> dict[str, Any]:
-    """Uploads both files; the bar follows what was read. Returns the version object."""
+    """Uploads both files; the bar follows what was read. Returns the version object.
+
+    Large adapters go in parts, so that a broken line costs one part and not all.
+    """
     total = sum((folder / file).stat().st_size for file in (CONFIG_NAME, WEIGHTS_NAME))
+    if total > parts.IN_PARTS_FROM_BYTES:
+        return parts.send_in_parts(client, folder, name, progress)
     task = progress.add_task(f"{name}: sending", total=total)
     with ExitStack() as stack:
         files = {}
