@@ -16,10 +16,11 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.adapters import base_models, repository, run_repository, states
-from app.adapters.check_process import Bounds, CheckCrashed, run_checks
+from app.adapters.check_process import CheckCrashed
+from app.adapters.file_checks import check_files
 from app.adapters.live_alias import follow_live
 from app.adapters.models import Check, ValidationRun
-from app.adapters.outcome import GROUPS, CheckOutcome, first_failure
+from app.adapters.outcome import CheckOutcome, first_failure
 from app.adapters.probes import Engine, ProbeInterrupted, Thresholds, probe
 from app.adapters.resources import Resources
 from app.audit import service as audit
@@ -181,11 +182,7 @@ async def _check(resources: Resources, claim: Claim) -> tuple[list[CheckOutcome]
                 await _record(resources, claim, outcome)
                 outcomes.append(outcome)
     except CheckCrashed as crash:
-        if not crash.files_fault:
-            raise NoVerdict(crash.code, crash.message, counts=True) from crash
-        outcome = CheckOutcome.failed(GROUPS[len(outcomes)], crash.code, crash.message)
-        await _record(resources, claim, outcome)
-        outcomes.append(outcome)
+        raise NoVerdict(crash.code, crash.message, counts=True) from crash
     if first_failure(outcomes) is None:
         outcome = await _behaviour(resources, claim, engine, description)
     else:
@@ -218,24 +215,17 @@ async def _base(resources: Resources) -> tuple[Engine | None, ModelDescription]:
 async def _file_checks(
     resources: Resources, claim: Claim, description: ModelDescription
 ) -> AsyncGenerator[CheckOutcome]:
-    settings = resources.settings
     try:
         files = await asyncio.to_thread(resources.store.open, claim.ref)
     except (AdapterMissing, AdapterCorrupt) as error:
         raise NoVerdict(error.code, error.message, counts=True) from error
     except StoreUnavailable as error:
         raise NoVerdict(error.code, error.message, counts=False) from error
-    bounds = Bounds(
-        memory_bytes=settings.validation_memory_bytes,
-        cpu_s=max(1, int(settings.validation_timeout_s)),
-        wall_s=settings.validation_timeout_s,
-    )
-    checks = run_checks(
+    checks = check_files(
         files.weights_path.parent,
         description,
         max_rank=claim.max_rank,
-        max_bytes=settings.max_adapter_bytes,
-        bounds=bounds,
+        settings=resources.settings,
     )
     try:
         async with aclosing(checks) as outcomes:

@@ -1,5 +1,6 @@
 """`loramux adapters`: check offline, push and wait for the verdict, list."""
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -14,11 +15,13 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
+from app.adapters import file_checks
+from app.adapters.check_process import CheckCrashed
 from app.cli import parts
 from app.cli.database import settings
 from app.cli.http import api, expect
 from app.cli.output import JsonFlag, console, fail, print_json, print_rows, stderr
-from engine.adapters.manifest import CONFIG_NAME, WEIGHTS_NAME, check_adapter_folder
+from engine.adapters.manifest import CONFIG_NAME, WEIGHTS_NAME
 from engine.types import ModelDescription
 
 app = typer.Typer(help="Check, upload and list adapters.", no_args_is_help=True)
@@ -38,12 +41,22 @@ STYLES = {"pass": "green", "warn": "yellow", "fail": "red", "skipped": "dim"}
 def check(folder: FolderArgument, as_json: JsonFlag = False) -> None:
     """Check an adapter without a server: what an upload would be told, but for its behaviour."""
     _require_files(folder)
-    report = check_adapter_folder(folder, describe_base_model(), settings().max_rank)
+    configured = settings()
+    work = file_checks.report(
+        folder.absolute(),
+        describe_base_model(),
+        max_rank=configured.max_rank,
+        settings=configured,
+    )
+    try:
+        report = asyncio.run(work)
+    except CheckCrashed as crash:
+        fail(crash.message)
     if as_json:
-        print_json(report.as_json())
+        print_json(report)
     else:
-        _print_groups(report.as_json()["groups"])
-    if report.status == "fail":
+        _print_groups(report["groups"])
+    if report["status"] == "fail":
         raise typer.Exit(1)
 
 
