@@ -355,6 +355,21 @@ class TestPoison:
         assert [entry["state"] for entry in listed.json()["data"]] == [run_repository.DONE]
         assert listed.json()["counts"]["failed"] == 0
 
+    async def test_a_bad_one_in_front_does_not_hold_up_a_good_one(
+        self, client: httpx.AsyncClient, key: NewKey, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bad = (await post_upload(client, key, good_adapter(BASE, seed=1), "a")).json()["id"]
+        await post_upload(client, key, good_adapter(BASE, seed=2), "a")
+        behaviour = validation._behaviour
+
+        async def sometimes(resources, claim, *rest):  # type: ignore[no-untyped-def]
+            if claim.version_id == bad:
+                raise KeyError("v_proj")
+            return await behaviour(resources, claim, *rest)
+
+        monkeypatch.setattr(validation, "_behaviour", sometimes)
+        assert await bench.work() == ["queued again", "ready"]
+
     async def test_a_store_that_is_away_costs_no_attempt(
         self,
         client: httpx.AsyncClient,
