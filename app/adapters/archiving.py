@@ -39,7 +39,7 @@ async def unarchive(resources: Resources, caller: Caller, name: str, number: int
     now = resources.clock.now()
     run = None
     async with scoped(resources.db, caller, write=True) as session:
-        await intake.lock(session, caller)
+        await intake.lock_living_tenant(session, caller)
         adapter, version = await find_version(session, caller, name, number)
         if version.state == states.READY:
             return await with_report(session, adapter, version)

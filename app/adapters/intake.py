@@ -43,8 +43,8 @@ class Kept:
     run: ValidationRun | None
 
 
-async def lock(session: AsyncSession, caller: Caller) -> None:
-    """Takes the tenant's lock until the transaction ends. Raises Forbidden for a deleted tenant."""
+async def lock_living_tenant(session: AsyncSession, caller: Caller) -> None:
+    """Takes the tenant's lock. Raises Forbidden when the tenant is being deleted."""
     if not await repository.lock_tenant(session, caller.tenant_id):
         raise Forbidden("This tenant was deleted; nothing was kept.", code="tenant_deleted")
 

@@ -98,7 +98,10 @@ class AdapterVersion(Base):
 
 
 class Alias(Base):
-    """`targets`: [{"version_id", "weight"}], weights sum to 100."""
+    """`targets`: [{"version_id", "weight"}], weights sum to 100.
+
+    Written by `app.adapters.alias_changes` alone, which counts `revision` and keeps the history.
+    """
 
     __tablename__ = "adapter_aliases"
 
@@ -107,8 +110,37 @@ class Alias(Base):
     tenant_id: Mapped[str] = mapped_column(String(40), ForeignKey("tenants.id"))
     targets: Mapped[list[dict[str, Any]]] = mapped_column(Json)
     by_hand: Mapped[bool] = mapped_column(Boolean)  # then new versions leave it alone
+    revision: Mapped[int] = mapped_column(Integer, server_default="1")
     updated_by: Mapped[str] = mapped_column(String(80))
     updated_at: Mapped[datetime]
+
+
+class AliasChange(Base):
+    """One change of an alias, kept when the alias is gone; revisions go on counting then.
+
+    `before` and `targets`: [{"version_id", "version", "weight"}], None where there was no alias.
+    """
+
+    __tablename__ = "adapter_alias_changes"
+    __table_args__ = (
+        UniqueConstraint(
+            "adapter_id", "name", "revision", name="uq_adapter_alias_changes_revision"
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    adapter_id: Mapped[str] = mapped_column(String(40), ForeignKey("adapters.id"))
+    name: Mapped[str] = mapped_column(String(63))
+    tenant_id: Mapped[str] = mapped_column(String(40), ForeignKey("tenants.id"))
+    revision: Mapped[int] = mapped_column(Integer)
+    action: Mapped[str] = mapped_column(String(12))  # set promote rollback follow release delete
+    before: Mapped[list[dict[str, Any]] | None] = mapped_column(Json)
+    targets: Mapped[list[dict[str, Any]] | None] = mapped_column(Json)
+    by_hand: Mapped[bool] = mapped_column(Boolean)
+    actor_kind: Mapped[str] = mapped_column(String(16))
+    actor_id: Mapped[str] = mapped_column(String(40))
+    actor_label: Mapped[str] = mapped_column(String(254))
+    at: Mapped[datetime]
 
 
 class ValidationRun(Base):

@@ -108,7 +108,7 @@ async def begin(
         )
     if body.config_bytes + body.weights_bytes > settings.max_adapter_bytes:
         raise too_large(settings.max_adapter_bytes, param="weights_bytes")
-    await intake.lock(session, caller)
+    await intake.lock_living_tenant(session, caller)
     await intake.check_name(session, caller, name)
     if await repository.live_adapter(session, caller.tenant_id, name) is None:
         await intake.check_count(session, caller)
@@ -387,7 +387,7 @@ async def _keep(
     staging: Staging,
 ) -> tuple[Received, str | None]:
     async with resources.db.transaction() as session:
-        await intake.lock(session, caller)
+        await intake.lock_living_tenant(session, caller)
         upload = await find(resources, session, caller, seen.id, lock=True)
         if upload.state == upload_repository.COMPLETED:
             return Received(await _became(session, upload), created=False), None

@@ -5,14 +5,21 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from app.adapters import archiving, erasure, events, operator, service, upload_routes, uploads
+from app.adapters import (
+    alias_routes,
+    archiving,
+    erasure,
+    events,
+    operator,
+    service,
+    upload_routes,
+    uploads,
+)
 from app.adapters.deps import GateDep, ResourcesDep
 from app.adapters.resolution import scoped
 from app.adapters.schemas import (
     AdapterList,
     AdapterObject,
-    AliasBody,
-    AliasObject,
     ErasureReceipt,
     OperatorAdapterList,
     ValidationList,
@@ -22,6 +29,7 @@ from app.auth import ApiCaller, OperatorCaller
 
 router = APIRouter()
 router.include_router(upload_routes.router)
+router.include_router(alias_routes.router)
 
 After = Annotated[str | None, Query(max_length=40, description="the `last_id` of the page before")]
 Limit = Annotated[int, Query(ge=1, le=100)]
@@ -132,16 +140,6 @@ async def unarchive_version(
 ) -> VersionObject:
     """Brings an archived version back, without an upload."""
     return await archiving.unarchive(resources, caller, name, number)
-
-
-@router.put("/v1/adapters/{name}/aliases/{alias}", tags=["adapters"])
-async def put_alias(
-    name: Name, alias: Name, body: AliasBody, caller: ApiCaller, resources: ResourcesDep
-) -> AliasObject:
-    """Points an alias at ready versions by weight; `live` then no longer follows new versions."""
-    weights = [(target.version, target.weight) for target in body.targets]
-    async with scoped(resources.db, caller, write=True) as session:
-        return await service.set_alias(session, caller, name, alias, weights, resources.clock.now())
 
 
 @router.delete("/v1/adapters/{name}", tags=["adapters"])

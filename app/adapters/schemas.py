@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.adapters.alias_schemas import AliasObject
+
 
 class FindingObject(BaseModel):
     code: str
@@ -110,28 +112,6 @@ class UploadGone(BaseModel):
     object: Literal["upload.deleted"] = "upload.deleted"
     id: str
     deleted: Literal[True] = True
-
-
-class AliasTarget(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    version: int = Field(ge=1, le=2**31 - 1)
-    weight: int = Field(default=100, ge=0, le=100)
-
-
-class AliasBody(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    targets: list[AliasTarget] = Field(min_length=1, max_length=8)
-
-
-class AliasObject(BaseModel):
-    object: Literal["adapter.alias"] = "adapter.alias"
-    adapter: str
-    alias: str
-    targets: list[AliasTarget]
-    by_hand: bool
-    updated_at: int
 
 
 class AdapterObject(BaseModel):

@@ -239,7 +239,7 @@ async def _keep(
 ) -> tuple[Received, str | None]:
     """Commits the files and their rows; also the id of the run to send, if one is to be sent."""
     async with resources.db.transaction() as session:
-        await intake.lock(session, caller)
+        await intake.lock_living_tenant(session, caller)
         fingerprint = intake.fingerprint(arrived.name, staging.digest)
         earlier = await intake.seen_key(session, caller, fingerprint, idempotency_key)
         if earlier is not None:
