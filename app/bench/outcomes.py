@@ -41,6 +41,18 @@ class Outcome:
                 self.late_tokens += since_first > k * self.budget.tpot_ms + 1e-6
         self.tokens += count
 
+    def count(self, tokens: int) -> None:
+        """The server's own count, where it differs from what was seen: several came together.
+
+        Then only the last token's due time can be judged.
+        """
+        if tokens <= self.tokens or self.first_ms is None or self.last_ms is None:
+            return
+        self.tokens = tokens
+        if self.budget.tpot_ms is not None:
+            due_ms = self.first_ms + (tokens - 1) * self.budget.tpot_ms
+            self.late_tokens = int(self.last_ms > due_ms + 1e-6)
+
     @property
     def answered(self) -> bool:
         return self.done and not self.refused
