@@ -18,6 +18,7 @@ class _Tenant:
     weight: float
     requests: int = 0
     tokens: int = 0
+    hurried: int = 0  # of the requests, those with a budget for their first token
 
 
 class Backlogs:
@@ -38,19 +39,21 @@ class Backlogs:
         found = self._tenants.get(tenant)
         return 0 if found is None else found.requests
 
-    def add(self, tenant: str, weight: float, tokens: int) -> None:
+    def add(self, tenant: str, weight: float, tokens: int, *, hurried: bool) -> None:
         found = self._tenants.setdefault(tenant, _Tenant(weight))
         found.weight = weight
         found.requests += 1
         found.tokens += tokens
+        found.hurried += hurried
         self._requests += 1
         self._tokens += tokens
 
-    def take(self, tenant: str, tokens: int) -> None:
+    def take(self, tenant: str, tokens: int, *, hurried: bool) -> None:
         """One of the tenant's requests has started or left."""
         found = self._tenants[tenant]
         found.requests -= 1
         found.tokens -= tokens
+        found.hurried -= hurried
         self._requests -= 1
         self._tokens -= tokens
         if not found.requests:
@@ -60,23 +63,25 @@ class Backlogs:
         return Work(self._requests, self._tokens)
 
     def before(self, tenant: str, weight: float, tokens: int, output_tokens: float) -> Work:
-        """What is served before a newcomer with a prompt of `tokens`, by fair shares.
+        """What is served before a newcomer with a budget and a prompt of `tokens`, by fair shares.
 
         Of every other tenant: what brings it level with this one, and then as much of its backlog
-        as its weight claims while this tenant's own is worked off. `output_tokens`: of a usual
-        answer.
+        as its weight claims while this tenant's own is worked off. Whoever has no budget is passed
+        as far as the newcomer's lead goes. `output_tokens`: of a usual answer.
         """
         own = self._tenants.get(tenant)
         mine = Work() if own is None else Work(own.requests, own.tokens)
         answer = OUTPUT_COST * output_tokens
         due = (mine.tokens + tokens + (mine.requests + 1) * answer) / weight
         counter = self._policy.priority(tenant)
+        lead = self._policy.lead(tenant)
         ahead = Work(mine.requests, mine.tokens)
         for name, other in self._tenants.items():
             if name == tenant:
                 continue
             backlog = other.tokens + other.requests * answer
-            claim = (due + counter - self._policy.priority(name)) * other.weight
+            passed = 0.0 if other.hurried else lead
+            claim = (due + counter - passed - self._policy.priority(name)) * other.weight
             share = min(1.0, max(0.0, claim / backlog))
             ahead.requests += share * other.requests
             ahead.tokens += share * other.tokens

@@ -55,6 +55,9 @@ class EngineConfig:
     queue_aging_ms: Annotated[
         float, "wait after which a request gets a share of its own of the admissions"
     ] = 10_000.0
+    calibration_ms: Annotated[
+        float, "longest time for priming the step-time model at a first start; 0: none"
+    ] = 2000.0
     prefix_caching: Annotated[bool, "keep the KV blocks of finished prompts"] = True
 
     threads: Annotated[int, "CPU threads; 0: all cores"] = 0

@@ -21,9 +21,12 @@ class AnswerLength:
 
     def __init__(self) -> None:
         self.tokens = FIRST_GUESS_TOKENS
+        self._seen = 0
 
     def observe(self, tokens: int) -> None:
-        self.tokens += ANSWER_MEMORY * (tokens - self.tokens)
+        """The first ones count as in a plain mean, the guess as one of them."""
+        self._seen += 1
+        self.tokens += max(ANSWER_MEMORY, 1.0 / (self._seen + 1)) * (tokens - self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

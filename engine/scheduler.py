@@ -7,6 +7,7 @@ idle adapters give way, then the sequence that the policy values least is preemp
 later. How much one step may hold is `engine/step_budget.py`; time comes in as an argument.
 """
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -30,6 +31,9 @@ from engine.waiting import FairQueue
 
 PROTECTED_AFTER = 3
 """A sequence preempted so often is preempted last: each of them finishes in the end."""
+
+BREACH_SHARE = 0.25
+"""Of the aging bound: how long the batch rests after it has grown past a budget for an old one."""
 
 
 @dataclass(slots=True)
@@ -69,6 +73,7 @@ class Scheduler:
         self._next_seq = 0
         self._next_step = 0
         self._starved_steps = 0  # in a row in which prompts got nothing
+        self._last_breach_ms = -math.inf  # when the batch last grew past a budget
         self._shape = StepShape()
         self.preemptions = 0
 
@@ -117,7 +122,8 @@ class Scheduler:
         self._calls_of[call.tenant] += 1
         if self._calls_of[call.tenant] == 1:
             self._policy.activate(call.tenant)
-        self._backlogs.add(call.tenant, call.weight, len(call.request.prompt))
+        hurried = call.request.budget.ttft_ms is not None
+        self._backlogs.add(call.tenant, call.weight, len(call.request.prompt), hurried=hurried)
         sequence.state = SequenceState.LOADING
         if usable:
             self.make_ready(sequence, now_ms)
@@ -142,15 +148,19 @@ class Scheduler:
                 self._pool.leave(sequence)
         sequence.state = SequenceState.FINISHED
         call.sequences.remove(sequence)
-        if sequence.generated:
+        if sequence.generated and not call.request.system:
             self._answers.observe(len(sequence.generated))
         if call.sequences:
             return
         if call.waiting:
-            self._backlogs.take(call.tenant, len(call.request.prompt))
+            self._no_longer_waits(call)
         _take_one(self._calls_of, call.tenant)
         if not self._calls_of[call.tenant]:
             self._policy.deactivate(call.tenant)
+
+    def _no_longer_waits(self, call: Call) -> None:
+        hurried = call.request.budget.ttft_ms is not None
+        self._backlogs.take(call.tenant, len(call.request.prompt), hurried=hurried)
 
     # ------------------------------------------------------------------ the plan
 
@@ -212,7 +222,9 @@ class Scheduler:
             if full and self._running_of[sequence.tenant]:
                 return
             if self._running and self._breaks_a_budget(demand, sequence):
-                return
+                if not self._may_break_it(sequence, now_ms):
+                    return
+                self._last_breach_ms = now_ms
             blocks = self._start(sequence, demand.blocks, now_ms)
             if blocks is None:
                 return
@@ -228,6 +240,12 @@ class Scheduler:
         if not self._policy.keeps_budgets:
             return False
         return demand.commitments.breaks(sequence, self._times)
+
+    def _may_break_it(self, sequence: Sequence, now_ms: float) -> bool:
+        """Nobody's budget keeps another out for ever; but the batch overgrows one by one."""
+        aging_ms = self._config.queue_aging_ms
+        rested_ms = now_ms - self._last_breach_ms
+        return now_ms - sequence.arrival_ms > aging_ms and rested_ms > BREACH_SHARE * aging_ms
 
     def _next_to_admit(self, now_ms: float) -> tuple[Sequence, bool] | None:
         """Who is next, and whether by age. Those whose adapter has to leave wait aside."""
@@ -273,7 +291,7 @@ class Scheduler:
         if call.admitted_ms is None:
             call.admitted_ms = now_ms
             call.cached_tokens = sequence.computed
-            self._backlogs.take(call.tenant, len(call.request.prompt))
+            self._no_longer_waits(call)
         if _wants_prompt_logprobs(sequence):
             call.prompt_logprobs = [None]
         self._run(sequence)

@@ -123,6 +123,10 @@ class StepTimes:
     """The model. All times in milliseconds; no clock is read here."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Starts over."""
         self._linear = NonNegativeLeastSquares([0.0] * len(SCALES), SCALES, FORGET)
         self._classes: dict[int, _SizeClass] = {}
         self._spread = 0.25  # smoothed |actual / predicted - 1|

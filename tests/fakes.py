@@ -155,7 +155,7 @@ class FakeExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
-        took_ms = self._step_ms if isinstance(self._step_ms, float) else self._step_ms(plan)
+        took_ms = self._step_ms(plan) if callable(self._step_ms) else self._step_ms
         if self._clock is not None:
             self._clock.advance(took_ms)
         if self.fail_on(plan):

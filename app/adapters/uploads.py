@@ -260,7 +260,8 @@ async def _keep(
     """
     now = resources.clock.now()
     async with resources.db.transaction() as session:
-        await repository.lock_tenant(session, caller.tenant_id)
+        if not await repository.lock_tenant(session, caller.tenant_id):
+            raise Forbidden("This tenant was deleted; nothing was kept.", code="tenant_deleted")
         digest = staging.digest
         earlier = await _seen_key(session, caller, name, digest, idempotency_key)
         if earlier is not None:

@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter
 
-from app.console import access, adapters, keys, playground, tenants
+from app.console import access, adapters, audit, keys, limits, overview, playground, tenants
 
 router = APIRouter()
-for pages in (access, adapters, playground, keys, tenants):
+for pages in (access, overview, adapters, playground, keys, limits, audit, tenants):
     router.include_router(pages.router)

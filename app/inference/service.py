@@ -95,6 +95,7 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
         clock=platform.clock,
         started_ms=started_ms,
         prompt_param=call.prompt_param,
+        running=platform.running,
     )
     headers = limit_headers(decision) | {"x-loramux-adapter": adapter_header(model)}
     return Admitted(generation, model, description, headers)

@@ -52,6 +52,17 @@ class UsageSum:
     completion_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one request ended."""
+
+    status: str
+    error_code: str | None
+    completion_tokens: int
+    ttft_ms: float | None
+    total_ms: float | None
+
+
 async def insert_open(
     session: AsyncSession, entry: OpenEntry, at: datetime, lease_until: datetime
 ) -> None:
@@ -191,6 +202,16 @@ async def expired(
     return [(row[0], row[1], row[2]) for row in found]
 
 
+async def count_open(session: AsyncSession, tenant_id: str) -> int:
+    """The tenant's calls that have not ended."""
+    count = await session.scalar(
+        select(func.count())
+        .select_from(UsageRecord)
+        .where(UsageRecord.tenant_id == tenant_id, UsageRecord.status == "open")
+    )
+    return count or 0
+
+
 async def get(session: AsyncSession, request_id: str) -> UsageRecord | None:
     return await session.get(UsageRecord, request_id)
 
@@ -230,6 +251,29 @@ async def sums(
         group = None if column is None else values.pop(1)
         totals.append(UsageSum(values[0], group, *(int(value) for value in values[1:])))
     return totals
+
+
+async def outcomes(
+    session: AsyncSession, tenant_id: str, start: datetime, most: int
+) -> list[Outcome]:
+    """The tenant's closed requests that began since `start`, the newest first."""
+    found = await session.execute(
+        select(
+            UsageRecord.status,
+            UsageRecord.error_code,
+            UsageRecord.completion_tokens,
+            UsageRecord.ttft_ms,
+            UsageRecord.total_ms,
+        )
+        .where(
+            UsageRecord.tenant_id == tenant_id,
+            UsageRecord.started_at >= start,
+            UsageRecord.status != "open",
+        )
+        .order_by(UsageRecord.started_at.desc())
+        .limit(most)
+    )
+    return [Outcome(*row) for row in found]
 
 
 async def days_closed_since(session: AsyncSession, since: datetime) -> list[int]:
