@@ -1,6 +1,7 @@
 """The named comparisons on a simulated H200 with an 8B model in int4.
 
 Every experiment runs its arms in turn, seed by seed, on the same requests. Times are milliseconds.
+Capacity is the closed form's (within 2 % of the saturated engine's, see capacity.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 
 from app.bench.outcomes import Outcome
 from app.bench.workloads import NO_BUDGET, Budget, Lengths, TimedRequest, Workload, generate
-from benchmarks.simulation.capacity import estimated_capacity, finished_per_s, measured_capacity
+from benchmarks.simulation.capacity import estimated_capacity, finished_per_s
 from benchmarks.simulation.experiment import Experiment, Figures, Finding, Setting
 from benchmarks.simulation.run import engine_config
 from benchmarks.simulation.step_models import GB, StepContents, h200
@@ -33,7 +34,7 @@ def twice_what_fits(setting: Setting) -> list[Finding]:
         share = fits * 64 * device.rank_bytes / device.arena_bytes * 1.02
         base = Workload("uniform", adapters=fits, ranks=(64,), budgets=(INTERACTIVE,))
         config = engine_config(device, adapter_share=share)
-        rate = 0.8 * measured_capacity(device, config, base)
+        rate = 0.8 * estimated_capacity(device, config, base)
         for seed in setting.seeds:
             for policy in setting.policies:
                 once, twice = (
@@ -75,7 +76,7 @@ def polite_beside_flood(setting: Setting) -> list[Finding]:
     """A tenant at a tenth of capacity, alone and beside one that sends ten times as much."""
     device, figures = h200(), Figures()
     base = Workload("uniform", adapters=4, tenants=1, ranks=(16,), budgets=(INTERACTIVE,))
-    share = 0.1 * measured_capacity(device, engine_config(device), base)
+    share = 0.1 * estimated_capacity(device, engine_config(device), base)
     for seed in setting.seeds:
         duration_ms = setting.duration_ms(15.0)
         polite = generate(base, rate_per_s=share, duration_ms=duration_ms, seed=seed)
@@ -112,7 +113,7 @@ def overload(setting: Setting) -> list[Finding]:
     workload = Workload(
         "zipf", adapters=100, tenants=12, ranks=(16,), budgets=(INTERACTIVE, RELAXED, NO_BUDGET)
     )
-    capacity = measured_capacity(device, engine_config(device), workload)
+    capacity = estimated_capacity(device, engine_config(device), workload)
     for seed in setting.seeds:
         requests = generate(
             workload,
@@ -147,7 +148,7 @@ def cold_stream(setting: Setting) -> list[Finding]:
     """Warm tenants at load 0.5, while requests for ever new rank-64 adapters stream in."""
     device, figures = h200(), Figures()
     warm = Workload("uniform", adapters=8, tenants=8, ranks=(16,), budgets=(INTERACTIVE,))
-    capacity = measured_capacity(device, engine_config(device), warm)
+    capacity = estimated_capacity(device, engine_config(device), warm)
     for seed in setting.seeds:
         duration_ms = setting.duration_ms(10.0)
         rate = 0.5 * capacity
