@@ -39,7 +39,7 @@ log = structlog.get_logger("loramux.worker")
 
 SWEEP_S = 10.0
 USAGE_SWEEP_S = 30.0
-ROLL_UP_S = 300.0
+ROLL_UP_S = 3600.0
 CLEAN_S = 3600.0
 
 Work = Callable[[Platform, Resources], Awaitable[object]]
@@ -50,16 +50,19 @@ def encoder(settings: Settings) -> Callable[[ModelDescription, str], Sequence[in
 
     def encode(description: ModelDescription, text: str) -> Sequence[int]:
         try:
-            codec = load_codec(settings.base_model)
+            codecs = [load_codec(path) for path in settings.base_models]
         except (EngineError, OSError, ValueError) as error:
             raise EngineUnavailable(
-                "the worker cannot read the base model's tokenizer; set LORAMUX_BASE_MODEL to the "
-                "engine's files"
+                "the worker cannot read a base model's tokenizer; set LORAMUX_BASE_MODEL and "
+                "LORAMUX_ENGINE_BASE_MODELS to the engines' files"
             ) from error
-        if codec.tokenizer_digest != description.tokenizer_digest:
+        codec = next(
+            (c for c in codecs if c.tokenizer_digest == description.tokenizer_digest), None
+        )
+        if codec is None:
             raise EngineUnavailable(
-                "the engine's tokenizer is not the worker's; set LORAMUX_BASE_MODEL to the same "
-                "files for both"
+                "the worker has not the tokenizer of the engine's base model; set "
+                "LORAMUX_BASE_MODEL or LORAMUX_ENGINE_BASE_MODELS to the same files for both"
             )
         return codec.encode_chat([{"role": "user", "content": text}])
 

@@ -43,17 +43,25 @@ def load_core(
     from engine.adapters.store import open_store
     from engine.calibration import calibrate
     from engine.core import EngineCore
+    from engine.grammar import GrammarLimits, Grammars, Vocabulary
     from engine.runner import CpuExecutor
     from engine.step_time import StepTimeFile
+    from engine.text import TextCodec
+
+    def load_vocabulary() -> Vocabulary:
+        return Vocabulary.of(TextCodec.load(config.base_model), executor.description.eos_token_ids)
 
     clock = SystemClock()
-    executor = CpuExecutor(config, clock)
+    limits = GrammarLimits(config.max_grammar_bytes, config.grammar_compile_ms)
+    grammars = Grammars(load_vocabulary, limits, clock)
+    executor = CpuExecutor(config, clock, grammars=grammars)
+    grammars.prepare()
     loader = StoreLoader(config, open_store(config.store_url), executor.description)
     description = executor.description
     device = f"{description.backend} {processor()} {config.threads or os.cpu_count()} threads"
     kept = StepTimeFile(config.data_dir / "step-times", description.base_digest, device)
     known = kept.load()
-    core = EngineCore(config, executor, loader, clock, known)
+    core = EngineCore(config, executor, loader, clock, known, grammars)
     if known is None and config.calibration_ms > 0:
         calibrate(core, clock, config.calibration_ms)
         kept.save(core.step_times)

@@ -58,6 +58,8 @@ class EngineConfig:
     calibration_ms: Annotated[
         float, "longest time for priming the step-time model at a first start; 0: none"
     ] = 2000.0
+    max_grammar_bytes: Annotated[int, "largest schema or grammar of a request"] = 128 << 10
+    grammar_compile_ms: Annotated[float, "longest time that one may be compiled"] = 10_000.0
     prefix_caching: Annotated[bool, "keep the KV blocks of finished prompts"] = True
 
     threads: Annotated[int, "CPU threads; 0: all cores"] = 0

@@ -9,13 +9,16 @@ from engine.adapters.loading import Loader
 from engine.adapters.pool import AdapterPool, PoolEvents
 from engine.admission import check_request, refuse_late
 from engine.arena import Arena
+from engine.attribution import Attribution
 from engine.clock import Clock
 from engine.config import EngineConfig
-from engine.errors import RequestRefused
+from engine.errors import EngineError, NotStarted, RequestRefused
+from engine.grammar import GrammarSource
 from engine.kv_blocks import KvBlocks, blocks_for, prefix_seed
 from engine.policy import SYSTEM_WEIGHT, make_policy
 from engine.request import Call, Sequence, charged_tenant
 from engine.scheduler import Scheduler
+from engine.step_counts import StepCounter
 from engine.step_time import StepTimes
 from engine.types import (
     AdapterRef,
@@ -23,6 +26,7 @@ from engine.types import (
     Executor,
     FinishReason,
     GenerateRequest,
+    Grammar,
     RequestOutput,
     RowResult,
     StepPlan,
@@ -44,9 +48,11 @@ class EngineCore:
         loader: Loader,
         clock: Clock,
         step_times: StepTimes | None = None,
+        grammars: GrammarSource | None = None,
     ) -> None:
         """`step_times`: what is known of this device already; learned further with every step."""
         self._config = config
+        self._grammars = grammars
         self._executor = executor
         self._clock = clock
         self._description = executor.description
@@ -59,6 +65,7 @@ class EngineCore:
         self._eos = frozenset(self._description.eos_token_ids)
         self._calls: dict[str, Call] = {}
         self._deadlines: LazyHeap[Call] = LazyHeap()  # of requests that have not started
+        self._attribution = Attribution()
         self._outbox: list[RequestOutput] = []  # events that came about between steps
         self._arrivals = 0
         self._draining = False
@@ -66,6 +73,7 @@ class EngineCore:
         self._started_ms = clock.now_ms()
         self._step_ms: deque[float] = deque(maxlen=STEP_TIMES)
         self._steps = 0
+        self._step_counts = StepCounter()
         self._prompt_tokens = 0
         self._completion_tokens = 0
 
@@ -76,6 +84,7 @@ class EngineCore:
         now_ms = self._clock.now_ms()
         outputs, self._outbox = self._outbox, []
         outputs += self._take_in_adapters(now_ms)
+        outputs += self._take_in_grammars(now_ms)
         outputs += self._expire(now_ms)
         plan = self._scheduler.schedule(now_ms)
         if plan is None:
@@ -85,6 +94,7 @@ class EngineCore:
         except Exception:
             log.exception("step %d failed with %d rows", plan.step, len(plan.rows))
             return outputs + self._give_up(plan)
+        self._attribute(plan, result, now_ms)
         outputs += self._emit(plan, result)
         # all that lies between two tokens of a decode, not the device's part alone
         self.step_times.observe(self._scheduler.shape, self._clock.now_ms() - now_ms)
@@ -107,6 +117,21 @@ class EngineCore:
             outputs += self._end(sequence.call, "error", now_ms, code, message)
         return outputs
 
+    def _take_in_grammars(self, now_ms: float) -> list[RequestOutput]:
+        outputs: list[RequestOutput] = []
+        if self._grammars is None:
+            return outputs
+        for compiled in self._grammars.poll():
+            call = self._calls.get(compiled.request_id)
+            if call is None or not call.compiling:
+                continue
+            refused = compiled.refused
+            if refused is None:
+                self._scheduler.grammar_ready(call, now_ms)
+            else:
+                outputs += self._end(call, "error", now_ms, refused.code, refused.message)
+        return outputs
+
     def _expire(self, now_ms: float) -> list[RequestOutput]:
         outputs: list[RequestOutput] = []
         while (call := self._deadlines.peek()) is not None and _deadline(call)[0] <= now_ms:
@@ -116,9 +141,16 @@ class EngineCore:
                 outputs += self._end(call, "error", now_ms, "deadline_exceeded", message)
         return outputs
 
+    def _attribute(self, plan: StepPlan, result: StepResult, since_ms: float) -> None:
+        """Charges the requests of a step for it, those that end with it too."""
+        running, nbytes = self._scheduler.sequences, self._pool.nbytes
+        now_ms = self._clock.now_ms()
+        self._attribution.charge_step(plan, result.duration_ms, running, nbytes, since_ms, now_ms)
+
     def _emit(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         self._steps += 1
         self._step_ms.append(result.duration_ms)
+        self._step_counts.observe(plan, result.duration_ms)
         now_ms = self._clock.now_ms()
         outputs: list[RequestOutput] = []
         for row, row_result in zip(plan.rows, result.rows, strict=True):
@@ -128,6 +160,12 @@ class EngineCore:
             if not row_result.finite:
                 message = "The model's output was not finite for this request."
                 outputs += self._end(sequence.call, "error", now_ms, "non_finite_logits", message)
+            elif row_result.stuck:
+                message = (
+                    "The schema is too complex: while the answer was written it outgrew its "
+                    "bounds. Use simpler patterns."
+                )
+                outputs += self._end(sequence.call, "error", now_ms, "schema_too_complex", message)
             elif row_result.token_ids:
                 outputs.append(self._take_tokens(sequence, row_result, now_ms))
         return outputs
@@ -203,7 +241,14 @@ class EngineCore:
         )
         self._check_size(call)
         self._check_budget(call, now_ms)
-        self._scheduler.add(call, now_ms)
+        if request.grammar is not None:
+            self._begin_grammar(request, request.grammar)
+            call.compiling = True
+        try:
+            self._scheduler.add(call, now_ms)
+        except EngineError:
+            self._drop_grammar(request)
+            raise
         self._arrivals += 1
         self._calls[request.request_id] = call
         if request.deadline_ms is not None:
@@ -230,9 +275,22 @@ class EngineCore:
         """Refuses new requests from now on; those that are here run to their end."""
         self._draining = True
 
+    def _begin_grammar(self, request: GenerateRequest, grammar: Grammar) -> None:
+        if self._grammars is None:
+            raise RequestRefused(
+                "This engine follows no grammars; ask for text.",
+                code="grammar_unavailable",
+                field="response_format",
+            )
+        self._grammars.compile(request.request_id, charged_tenant(request), grammar)
+
+    def _drop_grammar(self, request: GenerateRequest) -> None:
+        if self._grammars is not None and request.grammar is not None:
+            self._grammars.drop(request.request_id)
+
     def _check_room(self, request: GenerateRequest) -> None:
         if self._draining:
-            raise RequestRefused(
+            raise NotStarted(
                 "This engine is shutting down; send the request again.", code="draining"
             )
         if request.request_id in self._calls:
@@ -300,6 +358,7 @@ class EngineCore:
         if call.sequences:
             return
         del self._calls[call.request.request_id]
+        self._drop_grammar(call.request)
         if call.request.deadline_ms is not None:
             self._deadlines.remove(_deadline(call))
 
@@ -331,6 +390,8 @@ class EngineCore:
             preemptions_total=self._scheduler.preemptions,
             draining=self._draining,
             attainment=self._policy.attainment.counts(),
+            step_counts=self._step_counts.counts(),
+            loads_total=self._pool.loads,
             evictions_total=self._pool.evictions,
         )
 

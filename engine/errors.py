@@ -5,8 +5,10 @@ EngineError
 │                       no budget that can be kept)
 ├── AdapterRefused      this adapter cannot be read or placed (named reason)
 │   └── AdapterMissing  the store has no such adapter
+├── StoreUnavailable    the adapter store cannot be reached, or refuses
 ├── AdapterCorrupt      the stored bytes are not those of the digest
 └── EngineUnavailable   the engine process is gone, hung or draining
+    └── NotStarted      nothing of the request has run, so another engine may take it at once
 """
 
 
@@ -50,6 +52,12 @@ class AdapterMissing(AdapterRefused):
     code = "adapter_missing"
 
 
+class StoreUnavailable(EngineError):
+    """The adapter store does not answer or refuses us; what was asked may be tried again."""
+
+    code = "store_unavailable"
+
+
 class AdapterCorrupt(EngineError):
     """The stored bytes do not hash to the digest that names them."""
 
@@ -60,3 +68,7 @@ class EngineUnavailable(EngineError):
     """The engine process died, hangs or drains; the request may be tried again."""
 
     code = "engine_unavailable"
+
+
+class NotStarted(EngineUnavailable):
+    """The engine was not there or refused while it drains or loads: nothing has run."""

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
+from engine.attribution import Cost
 from engine.kv_blocks import block_hash
 from engine.policy import SYSTEM_TENANT
 from engine.types import (
@@ -160,8 +161,10 @@ class Call:
     admitted_ms: float | None = None
     adapter_ready_ms: float | None = None
     first_token_ms: float | None = None
+    cost: Cost = field(default_factory=Cost)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     prompt_logprobs_due: bool = False
+    compiling: bool = False  # its grammar is on its way
 
     def set_turn(self, patience_ms: float, prefill_ms: float, urgent_share: float) -> None:
         """Its place by the time to its first token: when it would have to start at the latest.
@@ -218,6 +221,9 @@ class Call:
             ttft_ms=None if first_ms is None else first_ms - self.arrival_ms,
             total_ms=now_ms - self.arrival_ms,
             preemptions=self.preemptions,
+            prefill_ms=self.cost.prefill_ms,
+            decode_ms=self.cost.decode_ms,
+            adapter_byte_seconds=self.cost.adapter_byte_seconds,
         )
 
     def token_event(

@@ -9,6 +9,7 @@ later. How much one step may hold is `engine/step_budget.py`; time comes in as a
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.adapters.pool import AdapterPool
@@ -85,6 +86,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def sequences(self) -> Mapping[int, Sequence]:
+        """The sequences in progress, by their number."""
+        return self._running
+
+    @property
     def waiting(self) -> int:
         """Requests of which nothing has run yet."""
         return self._backlogs.requests
@@ -129,13 +135,21 @@ class Scheduler:
             self.make_ready(sequence, now_ms)
 
     def make_ready(self, sequence: Sequence, now_ms: float) -> None:
-        """The sequence's adapter is usable: only a place is missing."""
-        if sequence.state is not SequenceState.LOADING:
+        """The sequence's adapter is usable: only a place is missing, and perhaps its grammar."""
+        if sequence.state is not SequenceState.LOADING or sequence.call.compiling:
             return
         sequence.state = SequenceState.WAITING
         if sequence.call.adapter_ready_ms is None:
             sequence.call.adapter_ready_ms = now_ms
         self._ready.push(sequence)
+
+    def grammar_ready(self, call: Call, now_ms: float) -> None:
+        """The request's grammar is compiled; its adapter may still be on its way."""
+        call.compiling = False
+        adapter = call.request.adapter
+        if adapter is None or self._pool.usable(adapter):
+            for sequence in call.sequences:
+                self.make_ready(sequence, now_ms)
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence is over, whatever it was doing; all that it held is given back."""
@@ -383,6 +397,7 @@ class Scheduler:
                         generated=list(sequence.generated),
                         sampling=request.sampling,
                         choice=sequence.choice,
+                        grammar=request.request_id if request.grammar is not None else None,
                     )
                 )
         return started

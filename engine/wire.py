@@ -19,6 +19,7 @@ from engine.errors import (
     AdapterRefused,
     EngineError,
     EngineUnavailable,
+    NotStarted,
     RequestRefused,
 )
 from engine.types import (
@@ -72,7 +73,7 @@ class Cancel:
     request_id: str
 
 
-CallName = Literal["describe", "status", "forget", "journal", "acknowledge"]
+CallName = Literal["describe", "status", "forget", "journal", "acknowledge", "drain", "resume"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,14 @@ def _check_numbers(value: object) -> None:
 
 _ERRORS: dict[str, type[EngineError]] = {
     error.__name__: error
-    for error in (RequestRefused, AdapterRefused, AdapterMissing, AdapterCorrupt, EngineUnavailable)
+    for error in (
+        RequestRefused,
+        AdapterRefused,
+        AdapterMissing,
+        AdapterCorrupt,
+        EngineUnavailable,
+        NotStarted,
+    )
 }
 
 

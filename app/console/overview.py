@@ -12,15 +12,21 @@ from app.console.render import render
 from app.deps import PlatformDep
 from app.usage.latency import NEWEST, standing
 from app.usage.report import report
-from app.usage.schemas import Bucket, UsageBucket
+from app.usage.schemas import UsageBucket
+from app.usage.spans import EPOCH, Bucket
 
 router = APIRouter(prefix="/console/overview", include_in_schema=False)
 
 Span = Literal["1h", "24h", "30d"]
 SPANS: dict[Span, tuple[str, timedelta, Bucket]] = {
-    "1h": ("the last hour", timedelta(hours=1), "hour"),
+    "1h": ("the last hour", timedelta(hours=1), "minute"),
     "24h": ("the last 24 hours", timedelta(hours=24), "hour"),
     "30d": ("the last 30 days", timedelta(days=30), "day"),
+}
+STEPS = {
+    "minute": (timedelta(minutes=1), "%H:%M UTC"),
+    "hour": (timedelta(hours=1), "%b %d %H:00 UTC"),
+    "day": (timedelta(days=1), "%b %d"),
 }
 
 
@@ -63,10 +69,8 @@ async def overview_page(
 
 def tokens_chart(rows: list[UsageBucket], start: datetime, end: datetime, bucket: Bucket) -> Chart:
     """Prompt and answer tokens of every bucket of the span, also of those without any."""
-    step = timedelta(hours=1) if bucket == "hour" else timedelta(days=1)
-    at = start.replace(minute=0, second=0, microsecond=0)
-    if bucket == "day":
-        at = at.replace(hour=0)
+    step, form = STEPS[bucket]
+    at = EPOCH + (start - EPOCH) // step * step
     sums: dict[datetime, tuple[int, int]] = {}
     for row in rows:
         prompt, answer = sums.get(row.start, (0, 0))
@@ -74,7 +78,7 @@ def tokens_chart(rows: list[UsageBucket], start: datetime, end: datetime, bucket
     columns = []
     while at <= end:
         prompt, answer = sums.get(at, (0, 0))
-        label = at.strftime("%b %d %H:00" if bucket == "hour" else "%b %d")
+        label = at.strftime(form)
         columns.append((label, (("prompt", float(prompt)), ("answer", float(answer)))))
         at += step
     return bar_chart(columns, unit=" tokens")

@@ -112,6 +112,7 @@ class AdapterPool:
         self._now_ms = 0.0
         self.load_times = LoadTimes()
         self.evictions = 0
+        self.loads = 0
         self._device = DeviceSpace(
             arena,
             blocks,
@@ -306,6 +307,7 @@ class AdapterPool:
             return
         entry.stage = Stage.HOST
         self.load_times.observe("store", entry.nbytes, now_ms - entry.since_ms)
+        self.loads += 1
         if entry.waiting:
             self._charge_load(entry)
             self._want(entry, now_ms)
