@@ -36,6 +36,7 @@ async def lifespan(platform: Platform) -> AsyncIterator[None]:
     ledger = platform.ledger = platform.ledger or open_ledger(platform)
     platform.checks["engine"] = _engine_check(engines)
     await engines.start()
+    await limits.start()
     await ledger.start()
     ticker = asyncio.create_task(_tick(platform), name="ledger-tick")
     try:

@@ -63,7 +63,7 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
     held, decision = await limits.reserve(caller, request_id, reserved)
     opened = False
     try:
-        await ledger.open(
+        month = await ledger.open(
             OpenEntry(
                 request_id=request_id,
                 tenant_id=caller.tenant_id,
@@ -96,7 +96,8 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
         started_ms=started_ms,
         prompt_param=call.prompt_param,
     )
-    headers = limit_headers(decision) | {"x-loramux-adapter": adapter_header(model)}
+    headers = limit_headers(decision) | (month.headers() if month is not None else {})
+    headers |= {"x-loramux-adapter": adapter_header(model)}
     return Admitted(generation, model, description, headers)
 
 
