@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.auth import authenticate_key, bearer, open_session
+from app.auth import authenticate_key, bearer, client_address, open_session
 from app.db import Database, head_revision, schema_revision
 from app.deps import PlatformDep
 from app.errors import AppError, Forbidden
@@ -83,7 +83,9 @@ async def _run(check: ReadinessCheck) -> CheckResult:
 async def _is_operator(request: Request, platform: Platform) -> bool:
     try:
         if "authorization" in request.headers:
-            return (await authenticate_key(platform, bearer(request))).role == "operator"
+            address = client_address(request)
+            caller = await authenticate_key(platform, bearer(request), address)
+            return caller.role == "operator"
         found = await open_session(request, platform)
     except (AppError, SQLAlchemyError, OSError):
         return False

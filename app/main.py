@@ -96,14 +96,19 @@ def _surround(app: FastAPI, platform: Platform) -> None:
 
 
 def body_rules(settings: Settings) -> list[BodyRule]:
-    """Uploads of adapters are large; everything else is small."""
+    """Uploads of adapters are large, and so are parts of them; everything else is small."""
     upload = BodyRule(
-        re.compile(r"/(v1|console)/(adapters|uploads)(/|$)"),
+        re.compile(r"/(v1/adapters|console/adapters/upload)/?$"),
         settings.max_adapter_bytes + MULTIPART_SLACK_BYTES,
         "LORAMUX_MAX_ADAPTER_BYTES",
     )
+    part = BodyRule(
+        re.compile(r"/(v1|console)/uploads/[^/]+/parts/"),
+        max(settings.upload_part_bytes, settings.max_body_bytes),
+        "LORAMUX_UPLOAD_PART_BYTES",
+    )
     other = BodyRule(re.compile(""), settings.max_body_bytes, "LORAMUX_MAX_BODY_BYTES")
-    return [upload, other]
+    return [upload, part, other]
 
 
 @asynccontextmanager

@@ -107,7 +107,9 @@ class Settings(BaseSettings):
     adapter_store_url: str = Field(
         default_factory=lambda data: f"file://{Path(data['data_dir']).absolute()}/adapters"
     )
-    """Where adapters' files lie: `file:///folder`. Api, worker and engine must all reach it."""
+    """Where adapters' files lie: `file:///folder`, or `s3://bucket/prefix?endpoint=https://host`
+    (also `&region=`) with the credentials in the usual `AWS_*` variables and `loramux[s3]`
+    installed. Api, worker and engine must all reach it."""
 
     # ------------------------------------------------------------------ secrets
     root_secret_file: Path = Field(
@@ -138,6 +140,13 @@ class Settings(BaseSettings):
     # ------------------------------------------------------------------ adapters
     max_adapter_bytes: int = Field(default=512 * _MIB, ge=1024)
     """Largest adapter (both files together)."""
+    upload_part_bytes: int = Field(default=8 * _MIB, ge=1024)
+    """Size of the parts of a resumable upload."""
+    upload_expiry_s: float = Field(default=86_400.0, gt=0)
+    """A resumable upload that is not complete after this time is dropped, and its bytes are no
+    longer reserved."""
+    max_open_uploads: int = Field(default=16, ge=1)
+    """Resumable uploads that a tenant may have under way."""
     max_rank: int = Field(default=256, ge=1, le=1024)
     """Largest LoRA rank."""
     validation_timeout_s: float = Field(default=120.0, gt=0)
@@ -295,6 +304,20 @@ class Settings(BaseSettings):
                     f"LORAMUX_ENGINES has a socket path of {len(rest)} characters; a Unix socket's "
                     "path may have 107"
                 )
+        return value
+
+    @field_validator("adapter_store_url", mode="after")
+    @classmethod
+    def _store(cls, value: str) -> str:
+        if not value.startswith(("file:///", "s3://")):
+            raise ValueError(
+                "LORAMUX_ADAPTER_STORE_URL must be file:///an/absolute/folder or s3://bucket/prefix"
+            )
+        if "@" in urlsplit(value).netloc:
+            raise ValueError(
+                "LORAMUX_ADAPTER_STORE_URL holds credentials, which every process list would show; "
+                "put them in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
         return value
 
     @field_validator("root_secret", mode="after")

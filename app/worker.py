@@ -27,6 +27,7 @@ from app.platform import Platform, open_platform
 from app.processes import WORKER_SIGN_S, beat_sign, worker_sign
 from app.settings import Settings, get_settings
 from app.task_queue import CeleryQueue, create_celery
+from app.tenants import deletion
 from app.usage.roll_up import roll_up
 from app.usage.sweep import close_expired
 from app.users import sessions
@@ -116,6 +117,7 @@ PERIODIC: dict[str, tuple[float, Work]] = {
     "usage.sweep": (USAGE_SWEEP_S, lambda platform, _: close_expired(platform)),
     "usage.roll_up": (ROLL_UP_S, lambda platform, _: roll_up(platform.db, platform.clock)),
     "users.clean": (CLEAN_S, _clean_sessions),
+    "tenants.sweep": (SWEEP_S, lambda _, resources: deletion.sweep(resources)),
 }
 """task -> (seconds between two runs, what it does)."""
 

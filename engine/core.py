@@ -7,7 +7,7 @@ from collections import Counter, deque
 
 from engine.adapters.loading import Loader
 from engine.adapters.pool import AdapterPool, PoolEvents
-from engine.admission import check_request
+from engine.admission import check_request, refuse_late
 from engine.arena import Arena
 from engine.attribution import Attribution
 from engine.clock import Clock
@@ -17,6 +17,7 @@ from engine.kv_blocks import KvBlocks, blocks_for, prefix_seed
 from engine.policy import SYSTEM_WEIGHT, make_policy
 from engine.request import Call, Sequence, charged_tenant
 from engine.scheduler import Scheduler
+from engine.step_time import StepTimes
 from engine.types import (
     AdapterRef,
     EngineStatus,
@@ -38,17 +39,24 @@ log = logging.getLogger(__name__)
 
 class EngineCore:
     def __init__(
-        self, config: EngineConfig, executor: Executor, loader: Loader, clock: Clock
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        loader: Loader,
+        clock: Clock,
+        step_times: StepTimes | None = None,
     ) -> None:
+        """`step_times`: what is known of this device already; learned further with every step."""
         self._config = config
         self._executor = executor
         self._clock = clock
         self._description = executor.description
         self._arena = Arena(executor.extent_count)
         self._blocks = KvBlocks(self._arena, prefix_caching=config.prefix_caching)
-        policy = make_policy(config.policy)
+        self.step_times = step_times or StepTimes()
+        self._policy = policy = make_policy(config.policy)
         self._pool = AdapterPool(config, self._arena, self._blocks, executor, loader, policy)
-        self._scheduler = Scheduler(config, self._blocks, self._pool, policy)
+        self._scheduler = Scheduler(config, self._blocks, self._pool, policy, self.step_times)
         self._eos = frozenset(self._description.eos_token_ids)
         self._calls: dict[str, Call] = {}
         self._deadlines: LazyHeap[Call] = LazyHeap()  # of requests that have not started
@@ -80,7 +88,10 @@ class EngineCore:
             log.exception("step %d failed with %d rows", plan.step, len(plan.rows))
             return outputs + self._give_up(plan)
         self._attribute(plan, result, now_ms)
-        return outputs + self._emit(plan, result)
+        outputs += self._emit(plan, result)
+        # all that lies between two tokens of a decode, not the device's part alone
+        self.step_times.observe(self._scheduler.shape, self._clock.now_ms() - now_ms)
+        return outputs
 
     @property
     def has_work(self) -> bool:
@@ -134,6 +145,7 @@ class EngineCore:
         call = sequence.call
         if call.first_token_ms is None:
             call.first_token_ms = now_ms
+            self._note_first_token(call)
             self._prompt_tokens += len(call.request.prompt)
         taken: list[int] = []
         finish: FinishReason | None = None
@@ -145,9 +157,23 @@ class EngineCore:
         call.completion_tokens += len(taken)
         self._completion_tokens += len(taken)
         if finish is not None:
+            self._note_finished(sequence, now_ms)
             self._scheduler.remove(sequence)
             self._forget_if_over(call)
         return call.token_event(sequence, taken, result.logprobs, finish, now_ms)
+
+    def _note_first_token(self, call: Call) -> None:
+        if (met := call.ttft_met) is not None:
+            percentile = call.request.budget.percentile
+            self._policy.attainment.first_token(call.tenant, percentile, met=met)
+
+    def _note_finished(self, sequence: Sequence, now_ms: float) -> None:
+        """The last token of a choice is due with as many budgets as tokens followed the first."""
+        budget, first_ms = sequence.call.request.budget, sequence.first_token_ms
+        if budget.tpot_ms is None or first_ms is None or len(sequence.generated) < 2:
+            return
+        met = now_ms <= first_ms + budget.tpot_ms * (len(sequence.generated) - 1)
+        self._policy.attainment.finished(sequence.tenant, budget.percentile, met=met)
 
     def _give_up(self, plan: StepPlan) -> list[RequestOutput]:
         """A step that failed ends the requests it carried; nobody else's."""
@@ -185,6 +211,7 @@ class EngineCore:
             eos_token_ids=self._eos,
         )
         self._check_size(call)
+        self._check_budget(call, now_ms)
         self._scheduler.add(call, now_ms)
         self._arrivals += 1
         self._calls[request.request_id] = call
@@ -244,6 +271,21 @@ class EngineCore:
                 field="max_tokens",
             )
 
+    def _check_budget(self, call: Call, now_ms: float) -> None:
+        """Refuses at once what could only be late. Raises RequestRefused."""
+        if not self._policy.keeps_budgets:
+            return
+        refusal = refuse_late(
+            call,
+            self._scheduler,
+            self.step_times,
+            self._policy.attainment.margin(call.tenant),
+            now_ms,
+        )
+        if refusal is not None:
+            self._policy.attainment.refused(call.tenant, call.request.budget.percentile)
+            raise refusal
+
     def _end(
         self,
         call: Call,
@@ -297,6 +339,8 @@ class EngineCore:
             completion_tokens_total=self._completion_tokens,
             preemptions_total=self._scheduler.preemptions,
             draining=self._draining,
+            attainment=self._policy.attainment.counts(),
+            evictions_total=self._pool.evictions,
         )
 
 

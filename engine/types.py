@@ -118,6 +118,7 @@ class GenerateRequest:
     weight: float = 1.0
     budget: LatencyBudget = LatencyBudget()
     deadline_ms: float | None = None  # remaining, counted from receipt
+    waited_ms: float = 0.0  # from the last byte at the gateway until it was sent on
     prompt_logprobs: int | None = None  # k most likely at every prompt position (validation)
     system: bool = False  # a validation probe: charged to the system's share
 
@@ -189,6 +190,21 @@ class Residency:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantAttainment:
+    """Requests with a budget that kept it and that did not, since the engine started.
+
+    `margin`: what a predicted wait is multiplied with before it is held against the budget.
+    """
+
+    ttft_met: int
+    ttft_missed: int
+    tpot_met: int
+    tpot_missed: int
+    refused: int  # at once, because the budget could not have been kept
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     engine_id: str  # new at every start
     base_digest: str
@@ -210,6 +226,8 @@ class EngineStatus:
     completion_tokens_total: int
     preemptions_total: int
     draining: bool
+    attainment: dict[str, TenantAttainment] = field(default_factory=dict)  # the rest is "other"
+    evictions_total: int = 0  # adapters that left the device for another one or for KV blocks
 
 
 # --------------------------------------------------------------------------- the step

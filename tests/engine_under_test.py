@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from engine.clock import SimulatedClock
 from engine.core import EngineCore
+from engine.step_time import StepTimes
 from engine.types import (
     AdapterRef,
     GenerateRequest,
@@ -11,6 +12,7 @@ from engine.types import (
     RequestOutput,
     SamplingParams,
     SequenceStart,
+    StepPlan,
 )
 from tests.fakes import VOCAB, FakeExecutor, FakeLoader, engine_config
 
@@ -23,7 +25,8 @@ class EngineUnderTest:
         extents: int = 64,
         *,
         description: ModelDescription | None = None,
-        step_ms: float = 10.0,
+        step_ms: float | Callable[[StepPlan], float] = 10.0,
+        step_times: StepTimes | None = None,
         script: Callable[[SequenceStart, int], int | None] | None = None,
         **config: object,
     ) -> None:
@@ -33,7 +36,7 @@ class EngineUnderTest:
         )
         self.loader = FakeLoader(self.clock)
         self.config = engine_config(**config)
-        self.core = EngineCore(self.config, self.executor, self.loader, self.clock)
+        self.core = EngineCore(self.config, self.executor, self.loader, self.clock, step_times)
         self.outputs: dict[str, list[RequestOutput]] = {}
         self.times_ms: dict[str, list[float]] = {}  # of every event
         self.tenants: dict[str, str] = {}

@@ -69,6 +69,33 @@ async def make_ready_adapter(
     return version
 
 
+async def add_version(
+    platform: Platform, first: AdapterVersion, number: int, *, state: str = "ready"
+) -> AdapterVersion:
+    """Another version of the same adapter; no alias moves."""
+    now = platform.clock.now()
+    async with platform.db.transaction() as session:
+        version = AdapterVersion(
+            id=new_id("ver"),
+            adapter_id=first.adapter_id,
+            tenant_id=first.tenant_id,
+            number=number,
+            digest=f"{number:02x}" * 32,
+            state=state,
+            config_bytes=100,
+            weights_bytes=1000,
+            rank=8,
+            targets=["q_proj"],
+            base_digest=BASE_DIGEST,
+            created_by="tests",
+            created_at=now,
+            updated_at=now,
+            ready_at=now if state == "ready" else None,
+        )
+        session.add(version)
+    return version
+
+
 class _Server(uvicorn.Server):
     """Leaves the test's signal handlers alone."""
 

@@ -26,28 +26,42 @@ def check_weights(weights: Sequence[tuple[int, int]]) -> None:
             code="invalid_alias_targets",
             param="targets",
         )
-    numbers = [number for number, _ in weights]
-    if len(set(numbers)) != len(numbers):
-        raise InvalidRequest(
-            "a version is named twice; give each version one weight",
-            code="invalid_alias_targets",
-            param="targets",
-        )
+    seen: set[int] = set()
+    for index, (number, weight) in enumerate(weights):
+        if number in seen:
+            raise InvalidRequest(
+                f"version {number} is named twice; give each version one weight",
+                code="invalid_alias_targets",
+                param=f"targets[{index}].version",
+            )
+        seen.add(number)
+        if not 1 <= weight <= WHOLE:
+            raise InvalidRequest(
+                f"a weight is a whole percent from 1 to {WHOLE}, and version {number} has "
+                f"{weight}; leave out a version that should get no requests",
+                code="invalid_alias_weights",
+                param=f"targets[{index}].weight",
+            )
     total = sum(weight for _, weight in weights)
-    if total != WHOLE or any(weight < 1 for _, weight in weights):
+    if total != WHOLE:
         raise InvalidRequest(
-            f"the weights are whole percents from 1 and sum to {WHOLE}; these sum to {total}",
+            f"the weights must sum to {WHOLE} percent; these sum to {total}",
             code="invalid_alias_weights",
             param="targets",
         )
 
 
-def pick(targets: Sequence[Target], request_id: str) -> Target:
-    """The target of this request: the same request id always gets the same version."""
+def pick(targets: Sequence[Target], request_id: str, *, key: bytes, alias: str) -> Target:
+    """The target of this request: the same request always gets the same one.
+
+    `key` is the tenant's (at most 64 bytes), and `alias` names the adapter too: so no request id
+    tells how another tenant or another alias decides. The 64 hashed bits are scaled to
+    [0, 100), which favours no target by more than 100 / 2**64.
+    """
     if len(targets) == 1:
         return targets[0]
-    digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
-    point = int.from_bytes(digest, "big") % WHOLE
+    digest = hashlib.blake2b(f"{alias}\0{request_id}".encode(), key=key, digest_size=8).digest()
+    point = int.from_bytes(digest, "big") * WHOLE >> 64
     for target in targets:
         point -= target.weight
         if point < 0:

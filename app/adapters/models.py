@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    CheckConstraint,
     ForeignKey,
     Index,
     Integer,
@@ -97,7 +98,10 @@ class AdapterVersion(Base):
 
 
 class Alias(Base):
-    """`targets`: [{"version_id", "weight"}], weights sum to 100."""
+    """`targets`: [{"version_id", "weight"}], weights sum to 100.
+
+    Written by `app.adapters.alias_changes` alone, which counts `revision` and keeps the history.
+    """
 
     __tablename__ = "adapter_aliases"
 
@@ -106,8 +110,37 @@ class Alias(Base):
     tenant_id: Mapped[str] = mapped_column(String(40), ForeignKey("tenants.id"))
     targets: Mapped[list[dict[str, Any]]] = mapped_column(Json)
     by_hand: Mapped[bool] = mapped_column(Boolean)  # then new versions leave it alone
+    revision: Mapped[int] = mapped_column(Integer, server_default="1")
     updated_by: Mapped[str] = mapped_column(String(80))
     updated_at: Mapped[datetime]
+
+
+class AliasChange(Base):
+    """One change of an alias, kept when the alias is gone; revisions go on counting then.
+
+    `before` and `targets`: [{"version_id", "version", "weight"}], None where there was no alias.
+    """
+
+    __tablename__ = "adapter_alias_changes"
+    __table_args__ = (
+        UniqueConstraint(
+            "adapter_id", "name", "revision", name="uq_adapter_alias_changes_revision"
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    adapter_id: Mapped[str] = mapped_column(String(40), ForeignKey("adapters.id"))
+    name: Mapped[str] = mapped_column(String(63))
+    tenant_id: Mapped[str] = mapped_column(String(40), ForeignKey("tenants.id"))
+    revision: Mapped[int] = mapped_column(Integer)
+    action: Mapped[str] = mapped_column(String(12))  # set promote rollback follow release delete
+    before: Mapped[list[dict[str, Any]] | None] = mapped_column(Json)
+    targets: Mapped[list[dict[str, Any]] | None] = mapped_column(Json)
+    by_hand: Mapped[bool] = mapped_column(Boolean)
+    actor_kind: Mapped[str] = mapped_column(String(16))
+    actor_id: Mapped[str] = mapped_column(String(40))
+    actor_label: Mapped[str] = mapped_column(String(254))
+    at: Mapped[datetime]
 
 
 class ValidationRun(Base):
@@ -185,4 +218,44 @@ class UploadKey(Base):
     key_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
     version_id: Mapped[str] = mapped_column(String(40), ForeignKey("adapter_versions.id"))
     fingerprint: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]
+
+
+class Upload(Base):
+    """An upload in parts. Part 0 is the config, parts 1… are the weights, `part_bytes` each.
+
+    While it is `open` its bytes are reserved of the tenant's quota.
+    """
+
+    __tablename__ = "uploads"
+    __table_args__ = (
+        CheckConstraint("state IN ('open', 'completed')", name="state"),
+        Index("ix_uploads_tenant_id_state", "tenant_id", "state"),
+        Index("ix_uploads_expires_at", "expires_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(String(40), ForeignKey("tenants.id"))
+    name: Mapped[str] = mapped_column(String(63))
+    state: Mapped[str] = mapped_column(String(16))
+    config_bytes: Mapped[int] = mapped_column(BigInteger)
+    weights_bytes: Mapped[int] = mapped_column(BigInteger)
+    part_bytes: Mapped[int] = mapped_column(BigInteger)
+    weights_sha256: Mapped[str | None] = mapped_column(String(64))
+    version_id: Mapped[str | None] = mapped_column(String(40), ForeignKey("adapter_versions.id"))
+    created_by: Mapped[str] = mapped_column(String(80))
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+
+
+class UploadPart(Base):
+    """A part that has arrived; `stored_as` is its name in the store, new with every sending."""
+
+    __tablename__ = "upload_parts"
+
+    upload_id: Mapped[str] = mapped_column(String(40), ForeignKey("uploads.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True)
+    stored_as: Mapped[str] = mapped_column(String(64))
+    nbytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[datetime]

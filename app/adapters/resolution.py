@@ -31,6 +31,7 @@ class ResolvedModel:
     ref: AdapterRef | None = None
     digest: str | None = None
     adapter_name: str | None = None
+    alias: str | None = None  # that led to the version; None where the caller named it
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ async def resolve_model(
         raise not_found(model)
     if not caller.may_call(adapter.name):
         raise OutOfScope(model, adapter.id)
-    version = await _version(session, adapter, wanted, model, request_id)
+    version = await _version(session, caller, adapter, wanted, model, request_id)
     return ResolvedModel(
         name=model,
         base_digest=version.base_digest,
@@ -140,6 +141,7 @@ async def resolve_model(
         ref=AdapterRef(salt=caller.tenant_salt, digest=version.digest),
         digest=version.digest,
         adapter_name=adapter.name,
+        alias=None if wanted.number is not None else wanted.alias or LIVE,
     )
 
 
@@ -150,7 +152,12 @@ async def _adapter(session: AsyncSession, caller: Caller, wanted: ModelName) -> 
 
 
 async def _version(
-    session: AsyncSession, adapter: Adapter, wanted: ModelName, model: str, request_id: str
+    session: AsyncSession,
+    caller: Caller,
+    adapter: Adapter,
+    wanted: ModelName,
+    model: str,
+    request_id: str,
 ) -> AdapterVersion:
     """The version that the name asks for, which must be ready."""
     if wanted.number is not None:
@@ -162,7 +169,12 @@ async def _version(
                 versions = await repository.versions_of(session, [adapter.id])
                 raise _not_ready(model, versions[-1].state if versions else "")
             raise not_found(model)
-        chosen = pick(targets_of(alias), request_id)
+        chosen = pick(
+            targets_of(alias),
+            request_id,
+            key=caller.tenant_salt.encode(),
+            alias=f"{adapter.id}@{alias.name}",
+        )
         version = await repository.version_by_id(session, chosen.version_id)
     if version is None:
         raise not_found(model)

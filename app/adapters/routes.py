@@ -1,18 +1,16 @@
-"""/v1/adapters and /admin/v1/adapters."""
+"""/v1/adapters, /v1/uploads and /admin/v1/adapters."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 
-from app.adapters import erasure, events, operator, service, uploads
+from app.adapters import alias_routes, erasure, events, operator, service, upload_routes, uploads
 from app.adapters.deps import GateDep, ResourcesDep
 from app.adapters.resolution import scoped
 from app.adapters.schemas import (
     AdapterList,
     AdapterObject,
-    AliasBody,
-    AliasObject,
     ErasureReceipt,
     OperatorAdapterList,
     VersionObject,
@@ -20,6 +18,8 @@ from app.adapters.schemas import (
 from app.auth import ApiCaller, OperatorCaller
 
 router = APIRouter()
+router.include_router(upload_routes.router)
+router.include_router(alias_routes.router)
 
 After = Annotated[str | None, Query(max_length=40, description="the `last_id` of the page before")]
 Limit = Annotated[int, Query(ge=1, le=100)]
@@ -72,12 +72,7 @@ async def upload(
         content_length=int(length) if length.isdigit() else None,
         idempotency_key=idempotency_key,
     )
-    version = received.version
-    return JSONResponse(
-        version.model_dump(mode="json"),
-        status_code=202 if received.created else 200,
-        headers={"Location": f"/v1/adapters/{version.adapter}/versions/{version.version}"},
-    )
+    return upload_routes.version_answer(received)
 
 
 @router.get("/v1/adapters", tags=["adapters"])
@@ -119,16 +114,6 @@ async def follow_version(
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
-
-
-@router.put("/v1/adapters/{name}/aliases/{alias}", tags=["adapters"])
-async def put_alias(
-    name: Name, alias: Name, body: AliasBody, caller: ApiCaller, resources: ResourcesDep
-) -> AliasObject:
-    """Points an alias at ready versions by weight; `live` then no longer follows new versions."""
-    weights = [(target.version, target.weight) for target in body.targets]
-    async with scoped(resources.db, caller, write=True) as session:
-        return await service.set_alias(session, caller, name, alias, weights, resources.clock.now())
 
 
 @router.delete("/v1/adapters/{name}", tags=["adapters"])

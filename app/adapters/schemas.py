@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.adapters.alias_schemas import AliasObject
+
 
 class FindingObject(BaseModel):
     code: str
@@ -50,26 +52,66 @@ class VersionObject(BaseModel):
     report: ReportObject | None = None
 
 
-class AliasTarget(BaseModel):
+class UploadIn(BaseModel):
+    """What an upload in parts will hold."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    version: int = Field(ge=1, le=2**31 - 1)
-    weight: int = Field(default=100, ge=0, le=100)
+    name: str = Field(max_length=200)
+    config_bytes: int = Field(ge=1, le=2**53, description="size of adapter_config.json")
+    weights_bytes: int = Field(ge=1, le=2**53, description="size of adapter_model.safetensors")
+    weights_sha256: str | None = Field(
+        default=None,
+        pattern="^[0-9a-f]{64}$",
+        description="of the whole adapter_model.safetensors; checked when it is complete",
+    )
 
 
-class AliasBody(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class PartObject(BaseModel):
+    object: Literal["upload.part"] = "upload.part"
+    number: int
+    bytes: int
+    sha256: str
 
-    targets: list[AliasTarget] = Field(min_length=1, max_length=8)
 
+class UploadVersion(BaseModel):
+    """The version that a complete upload has become."""
 
-class AliasObject(BaseModel):
-    object: Literal["adapter.alias"] = "adapter.alias"
+    id: str
     adapter: str
-    alias: str
-    targets: list[AliasTarget]
-    by_hand: bool
-    updated_at: int
+    version: int
+
+
+class UploadObject(BaseModel):
+    """Part 0 is adapter_config.json; the weights are parts 1 to `parts`, of `part_bytes` each but
+    for the last one."""
+
+    object: Literal["upload"] = "upload"
+    id: str
+    name: str
+    state: Literal["open", "completed"]
+    config_bytes: int
+    weights_bytes: int
+    part_bytes: int
+    parts: int
+    received: list[PartObject]
+    missing: list[int]
+    version: UploadVersion | None
+    created_at: int
+    expires_at: int
+
+
+class UploadList(BaseModel):
+    """All uploads that wait for parts; there are few."""
+
+    object: Literal["list"] = "list"
+    data: list[UploadObject]
+
+
+class UploadGone(BaseModel):
+    object: Literal["upload.deleted"] = "upload.deleted"
+    id: str
+    deleted: Literal[True] = True
 
 
 class AdapterObject(BaseModel):

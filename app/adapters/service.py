@@ -1,14 +1,12 @@
-"""Reading a tenant's adapters, and moving their aliases. Callers never name a tenant."""
+"""Reading a tenant's adapters. Callers never name a tenant."""
 
 from collections.abc import Sequence
-from datetime import datetime
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters import repository, run_repository, states
-from app.adapters.aliases import check_weights
-from app.adapters.models import Adapter, AdapterVersion, Alias
-from app.adapters.names import NAME, alias_name, clip
+from app.adapters import repository, run_repository
+from app.adapters.models import Adapter, AdapterVersion
+from app.adapters.names import NAME, clip
 from app.adapters.resolution import (
     ListedModel,
     OutOfScope,
@@ -16,11 +14,10 @@ from app.adapters.resolution import (
     list_models,
     resolve_model,
 )
-from app.adapters.schemas import AdapterList, AdapterObject, AliasObject, VersionObject
-from app.adapters.views import adapter_object, alias_object, report_object, version_object
-from app.audit import service as audit
+from app.adapters.schemas import AdapterList, AdapterObject, VersionObject
+from app.adapters.views import adapter_object, report_object, version_object
 from app.caller import Caller
-from app.errors import Conflict, Forbidden, NotFound
+from app.errors import Forbidden, NotFound
 
 __all__ = ["ListedModel", "ResolvedModel", "list_models", "resolve_model"]
 
@@ -127,55 +124,3 @@ async def with_report(
         return version_object(adapter, version)
     checks = await run_repository.checks_of(session, [run.id])
     return version_object(adapter, version, report_object(run, checks))
-
-
-async def set_alias(
-    session: AsyncSession,
-    caller: Caller,
-    name: str,
-    alias: str,
-    weights: Sequence[tuple[int, int]],
-    now: datetime,
-) -> AliasObject:
-    """Points an alias at versions (number, percent); they must be ready. Returns it as it is now.
-
-    From then on `live` stays where it was put.
-    """
-    require_writer(caller)
-    alias_name(alias)
-    check_weights(weights)
-    adapter = await find_adapter(session, caller, name)
-    await repository.lock_tenant(session, caller.tenant_id)
-    targets = []
-    numbers: dict[str, int] = {}
-    for number, weight in weights:
-        version = await repository.version_numbered(session, adapter.id, number)
-        if version is None:
-            raise version_not_found(name, number)
-        if version.state != states.READY:
-            raise Conflict(
-                f"Version {number} of {clip(name)!r} is {version.state}; an alias may only point "
-                "at versions that are ready.",
-                code="version_not_ready",
-                param="targets",
-            )
-        targets.append({"version_id": version.id, "weight": weight})
-        numbers[version.id] = number
-    row = await repository.alias(session, adapter.id, alias)
-    before = None if row is None else [dict(target) for target in row.targets]
-    if row is None:
-        row = Alias(adapter_id=adapter.id, name=alias, tenant_id=caller.tenant_id)
-        session.add(row)
-    row.targets = targets
-    row.by_hand = True
-    row.updated_by = audit.actor_id(caller)
-    row.updated_at = now
-    await audit.record(
-        session,
-        actor=caller,
-        action="adapter.alias",
-        target=adapter.id,
-        tenant_id=caller.tenant_id,
-        detail={"alias": alias, "from": before, "to": targets},
-    )
-    return alias_object(adapter, row, numbers)

@@ -24,7 +24,13 @@ from app.adapters.resources import Resources
 from app.audit import service as audit
 from app.ids import new_id
 from app.tenants import repository as tenants
-from engine.errors import AdapterMissing, EngineError, EngineUnavailable
+from engine.errors import (
+    AdapterCorrupt,
+    AdapterMissing,
+    EngineError,
+    EngineUnavailable,
+    StoreUnavailable,
+)
 from engine.types import AdapterRef, ModelDescription
 
 log = structlog.get_logger(__name__)
@@ -168,8 +174,10 @@ async def _file_checks(
     settings = resources.settings
     try:
         files = await asyncio.to_thread(resources.store.open, claim.ref)
-    except AdapterMissing as error:
-        raise NoVerdict("adapter_missing", error.message, counts=True) from error
+    except (AdapterMissing, AdapterCorrupt) as error:
+        raise NoVerdict(error.code, error.message, counts=True) from error
+    except StoreUnavailable as error:
+        raise NoVerdict(error.code, error.message, counts=False) from error
     bounds = Bounds(
         memory_bytes=settings.validation_memory_bytes,
         cpu_s=max(1, int(settings.validation_timeout_s)),
@@ -182,9 +190,12 @@ async def _file_checks(
         max_bytes=settings.max_adapter_bytes,
         bounds=bounds,
     )
-    async with aclosing(checks) as outcomes:
-        async for outcome in outcomes:
-            yield outcome
+    try:
+        async with aclosing(checks) as outcomes:
+            async for outcome in outcomes:
+                yield outcome
+    finally:
+        await asyncio.to_thread(resources.store.release, files)
 
 
 async def _behaviour(

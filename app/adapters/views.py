@@ -4,18 +4,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
+from app.adapters.alias_schemas import (
+    Actor,
+    AliasChangeObject,
+    AliasObject,
+    AliasTarget,
+)
 from app.adapters.models import (
     Adapter,
     AdapterVersion,
     Alias,
+    AliasChange,
     Check,
     Erasure,
     ValidationRun,
 )
 from app.adapters.schemas import (
     AdapterObject,
-    AliasObject,
-    AliasTarget,
     CheckObject,
     ErasedItem,
     ErasureReceipt,
@@ -87,8 +92,30 @@ def alias_object(adapter: Adapter, alias: Alias, numbers: Mapping[str, int]) -> 
             if target["version_id"] in numbers
         ],
         by_hand=alias.by_hand,
+        revision=alias.revision,
+        updated_by=alias.updated_by,
         updated_at=unix(alias.updated_at),
     )
+
+
+def change_object(change: AliasChange) -> AliasChangeObject:
+    return AliasChangeObject(
+        id=change.id,
+        alias=change.name,
+        revision=change.revision,
+        action=cast("Any", change.action),
+        before=_shares(change.before),
+        after=_shares(change.targets),
+        by_hand=change.by_hand,
+        by=Actor(kind=change.actor_kind, id=change.actor_id, label=change.actor_label),
+        at=unix(change.at),
+    )
+
+
+def _shares(targets: Sequence[Mapping[str, Any]] | None) -> list[AliasTarget] | None:
+    if targets is None:
+        return None
+    return [AliasTarget(version=t["version"], weight=t["weight"]) for t in targets]
 
 
 def adapter_object(

@@ -5,6 +5,7 @@ import typer
 
 from app.cli import (
     adapters,
+    aliases,
     bench,
     chat,
     demo,
@@ -31,6 +32,7 @@ app.add_typer(tenants.app, name="tenants")
 app.add_typer(users.app, name="users")
 app.add_typer(keys.app, name="keys")
 app.add_typer(adapters.app, name="adapters")
+app.add_typer(aliases.app, name="aliases")
 app.add_typer(secrets.app, name="secrets")
 app.command()(chat.chat)
 app.command()(usage.usage)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
-from app.adapters import erasure, service, uploads
+from app.adapters import alias_service, erasure, service, uploads
 from app.adapters.deps import GateDep, ResourcesDep
 from app.adapters.names import LIVE
 from app.adapters.schemas import AdapterObject, CheckObject, VersionObject
@@ -165,7 +165,9 @@ async def promote(
 ) -> Response:
     tenant_only(caller)
     async with resources.db.transaction() as session:
-        await service.set_alias(session, caller, name, LIVE, [(number, 100)], resources.clock.now())
+        await alias_service.set_alias(
+            session, caller, name, LIVE, [(number, 100)], now=resources.clock.now()
+        )
     return RedirectResponse(f"/console/adapters/{name}", status_code=303)
 
 

@@ -2,6 +2,7 @@
 
     deltas()   reads the engine, detokenizes, holds stop strings back, yields what may go out
     abandon()  the client went away: cancels in the engine at once; what comes after is overshoot
+    abort()    the platform ends the call: the same, and the client is told why
 
 However it ends, `Account.settle` is called once, before `deltas()` returns or raises.
 """
@@ -12,9 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from app.clock import Clock
+from app.errors import AppError
 from app.inference.account import Account, Outcome
 from app.inference.engines import Engine
 from app.inference.refusals import refusal, reported
+from app.inference.running import RunningCalls
 from app.usage.entries import Status, microseconds
 from engine.errors import EngineError
 from engine.text import TextCodec, TextStream
@@ -50,7 +53,7 @@ class Counts:
     completion_tokens: int = 0
 
 
-@dataclass
+@dataclass(eq=False)  # a call is itself, whatever it holds
 class Generation:
     """`started_ms` is when the call arrived (monotonic)."""
 
@@ -62,8 +65,10 @@ class Generation:
     clock: Clock
     started_ms: float
     prompt_param: str  # "messages" or "prompt": what a refusal of the prompt names
+    running: RunningCalls | None = None
     counts: Counts = field(init=False)
     abandoned: bool = False
+    _aborted: AppError | None = None
     _overshoot: int = 0
     _ttft_ms: float | None = None
     _usage: RequestUsage | None = None
@@ -79,6 +84,8 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Raises AppError when the engine refuses or fails; ends silently after `abandon()`."""
         self.engine.in_flight.add(self.request.request_id)
+        if self.running is not None:
+            self.running.add(self.request.tenant, self)
         outputs = self.engine.client.generate(self.request)
         status: Status = "failed"
         error_code: str | None = "interrupted"
@@ -97,14 +104,20 @@ class Generation:
                     break
             if self._usage is None:
                 await self._last_word(outputs)
+            self._raise_if_aborted()
             status, error_code = "completed", None
         except EngineError as error:
             error_code = error.code
             if self.abandoned:
                 return
+            self._raise_if_aborted()
             raise refusal(error, self.prompt_param) from error
         finally:
             self.engine.in_flight.discard(self.request.request_id)
+            if self.running is not None:
+                self.running.discard(self.request.tenant, self)
+            if self._aborted is not None:
+                status, error_code = "cancelled", self._aborted.code
             with suppress(EngineError):
                 await _close(outputs)
             await self._settle("cancelled" if self.abandoned else status, error_code)
@@ -115,14 +128,24 @@ class Generation:
             self.abandoned = True
             self._cancel_in_engine()
 
+    def abort(self, refusal: AppError) -> None:
+        """`deltas()` raises `refusal` as soon as the engine has stopped."""
+        if self._aborted is None:
+            self._aborted = refusal
+            self._cancel_in_engine()
+
     # ---------------------------------------------------------------------- inside
+
+    def _raise_if_aborted(self) -> None:
+        if self._aborted is not None:
+            raise self._aborted
 
     def _take(self, output: RequestOutput) -> list[Delta]:
         if output.usage is not None:
             self._usage = output.usage
         choice = self._choices[output.choice]
         generated = len(output.token_ids) + (output.stop_token is not None)
-        if self.abandoned or choice.finish is not None:
+        if self.abandoned or self._aborted is not None or choice.finish is not None:
             self._overshoot += generated
             choice.finish = choice.finish or output.finish
             return []

@@ -14,6 +14,7 @@ from app.limits.open import open_limits
 from app.platform import CheckResult, Platform, ReadinessCheck
 from app.processes import curve_dir
 from app.settings import Settings
+from app.tenants.deletion import end_calls_of_deleted
 from app.usage.metrics import usage_metrics
 from app.usage.service import Ledger
 from app.usage.spool import Spool
@@ -105,5 +106,6 @@ async def _tick(platform: Platform) -> None:
         try:
             await platform.ledger.tick()
             await platform.limits.renew_seats()
+            await end_calls_of_deleted(platform)
         except Exception as error:  # noqa: BLE001 - leases must be renewed whatever happened once
             log.warning("tick_failed", error=type(error).__name__)

@@ -71,6 +71,7 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
                 user_id=caller.user_id,
                 adapter_id=model.adapter_id,
                 version_id=model.version_id,
+                alias=model.alias,
                 model=_ledger_name(model),
                 endpoint=call.endpoint,
                 streamed=call.stream,
@@ -95,6 +96,7 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
         clock=platform.clock,
         started_ms=started_ms,
         prompt_param=call.prompt_param,
+        running=platform.running,
     )
     headers = limit_headers(decision) | (month.headers() if month is not None else {})
     headers |= {"x-loramux-adapter": adapter_header(model)}

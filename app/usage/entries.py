@@ -23,6 +23,7 @@ class OpenEntry:
     engine: str
     reserved_tokens: int
     monthly: dict[str, int | None] = field(default_factory=dict)
+    alias: str | None = None  # that led to the version
 
 
 @dataclass(frozen=True, slots=True)

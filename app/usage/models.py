@@ -37,6 +37,12 @@ class UsageRecord(Base):
             sqlite_where=text("status = 'open'"),
             postgresql_where=text("status = 'open'"),
         ),
+        Index(
+            "ix_usage_records_target",
+            *("version_id", "alias", "status", "started_at"),
+            sqlite_where=text("alias IS NOT NULL"),
+            postgresql_where=text("alias IS NOT NULL"),
+        ),
     )
 
     request_id: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -45,6 +51,7 @@ class UsageRecord(Base):
     user_id: Mapped[str | None] = mapped_column(String(40))
     adapter_id: Mapped[str | None] = mapped_column(String(40))
     version_id: Mapped[str | None] = mapped_column(String(40))
+    alias: Mapped[str | None] = mapped_column(String(63))  # the alias that led to the version
     model: Mapped[str] = mapped_column(String(200))  # the resolved name: "support-bot@v3"
     endpoint: Mapped[str] = mapped_column(String(24))  # chat.completions | completions
     streamed: Mapped[bool] = mapped_column(Boolean)

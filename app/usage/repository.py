@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, insert, or_, select, update
+from sqlalchemy import ColumnElement, func, insert, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -55,6 +55,17 @@ class Closed:
     started_hour: int
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one request ended."""
+
+    status: str
+    error_code: str | None
+    completion_tokens: int
+    ttft_ms: float | None
+    total_ms: float | None
+
+
 async def insert_open(
     session: AsyncSession, entry: OpenEntry, at: datetime, lease_until: datetime
 ) -> None:
@@ -67,6 +78,7 @@ async def insert_open(
             user_id=entry.user_id,
             adapter_id=entry.adapter_id,
             version_id=entry.version_id,
+            alias=entry.alias,
             model=entry.model,
             endpoint=entry.endpoint,
             streamed=entry.streamed,
@@ -204,6 +216,16 @@ async def expired(
     return [(row[0], row[1], row[2]) for row in found]
 
 
+async def count_open(session: AsyncSession, tenant_id: str) -> int:
+    """The tenant's calls that have not ended."""
+    count = await session.scalar(
+        select(func.count())
+        .select_from(UsageRecord)
+        .where(UsageRecord.tenant_id == tenant_id, UsageRecord.status == "open")
+    )
+    return count or 0
+
+
 async def get(session: AsyncSession, request_id: str) -> UsageRecord | None:
     return await session.get(UsageRecord, request_id)
 
@@ -244,6 +266,29 @@ async def closed_between(
         )
     statement = statement.order_by(row.started_at, row.request_id).limit(most)
     return [tuple(found) for found in await session.execute(statement)]
+
+
+async def outcomes(
+    session: AsyncSession, tenant_id: str, start: datetime, most: int
+) -> list[Outcome]:
+    """The tenant's closed requests that began since `start`, the newest first."""
+    found = await session.execute(
+        select(
+            UsageRecord.status,
+            UsageRecord.error_code,
+            UsageRecord.completion_tokens,
+            UsageRecord.ttft_ms,
+            UsageRecord.total_ms,
+        )
+        .where(
+            UsageRecord.tenant_id == tenant_id,
+            UsageRecord.started_at >= start,
+            UsageRecord.status != "open",
+        )
+        .order_by(UsageRecord.started_at.desc())
+        .limit(most)
+    )
+    return [Outcome(*row) for row in found]
 
 
 def lease_end(now: datetime, lease_s: float) -> datetime:

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model.loader import Weight
 from engine.model.quantization import GROUP, Int4Codes
+from engine.model.weights import Weight
 
 LinearPath = Literal["auto", "int4", "dense", "fp32"]
 
@@ -67,10 +67,13 @@ def choose_path(path: LinearPath, *, batch_invariant: bool, fast_bf16: bool) -> 
 
 
 class Linear:
-    """y = x W^T for one weight, or for several that share their input, stacked by rows."""
+    """y = x W^T (+ bias) for one weight, or for several that share their input, stacked by rows."""
 
-    def __init__(self, weights: Sequence[Weight], choice: PathChoice) -> None:
-        """`weights`: each [out_i, in]; the result has their outputs side by side."""
+    def __init__(
+        self, weights: Sequence[Weight], choice: PathChoice, bias: Tensor | None = None
+    ) -> None:
+        """`weights`: each [out_i, in]; the result has their outputs side by side. `bias`: [out]."""
+        self._bias = bias
         self.out_features = sum(weight.shape[0] for weight in weights)
         self.in_features = weights[0].columns
         self._int4: _Int4 | None = None
@@ -92,8 +95,10 @@ class Linear:
         """x: [T, in] fp32 -> [T, out] fp32, a new tensor."""
         if self._dense is None or x.shape[0] <= self._int4_rows:
             assert self._int4 is not None
-            return self._int4(x)
-        return self._dense(x)
+            y = self._int4(x)
+        else:
+            y = self._dense(x)
+        return y if self._bias is None else y.add_(self._bias)
 
 
 class _Int4:

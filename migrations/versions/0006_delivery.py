@@ -1,4 +1,12 @@
-"""Weighted aliases, canary figures and webhooks."""
+"""Revisions and history of aliases, the alias in the ledger, webhooks."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+from app.db import Json, UtcDateTime
+from app.ids import new_id
 
 revision = "0006_delivery"
 down_revision = "0005_uploads"
@@ -6,9 +14,92 @@ branch_labels = None
 depends_on = None
 
 
+def id_column(name: str = "id", *, primary_key: bool = False, to: str | None = None) -> sa.Column:
+    keys = [] if to is None else [sa.ForeignKey(f"{to}.id")]
+    return sa.Column(name, sa.String(40), *keys, primary_key=primary_key, nullable=False)
+
+
 def upgrade() -> None:
-    """Nothing yet."""
+    _add_alias_history()
+    op.add_column("usage_records", sa.Column("alias", sa.String(63)))
+    op.create_index(
+        "ix_usage_records_target",
+        "usage_records",
+        ["version_id", "alias", "status", "started_at"],
+        sqlite_where=sa.text("alias IS NOT NULL"),
+        postgresql_where=sa.text("alias IS NOT NULL"),
+    )
+
+
+def _add_alias_history() -> None:
+    op.add_column(
+        "adapter_aliases", sa.Column("revision", sa.Integer(), nullable=False, server_default="1")
+    )
+    changes = op.create_table(
+        "adapter_alias_changes",
+        id_column(primary_key=True),
+        id_column("adapter_id", to="adapters"),
+        sa.Column("name", sa.String(63), nullable=False),
+        id_column("tenant_id", to="tenants"),
+        sa.Column("revision", sa.Integer(), nullable=False),
+        sa.Column("action", sa.String(12), nullable=False),
+        sa.Column("before", Json),
+        sa.Column("targets", Json),
+        sa.Column("by_hand", sa.Boolean(), nullable=False),
+        sa.Column("actor_kind", sa.String(16), nullable=False),
+        sa.Column("actor_id", sa.String(40), nullable=False),
+        sa.Column("actor_label", sa.String(254), nullable=False),
+        sa.Column("at", UtcDateTime(), nullable=False),
+        sa.UniqueConstraint(
+            "adapter_id", "name", "revision", name="uq_adapter_alias_changes_revision"
+        ),
+    )
+    _begin_the_history_of_what_is_there(changes)
+
+
+def _begin_the_history_of_what_is_there(changes: sa.Table) -> None:
+    """Every alias that exists gets its first revision."""
+    connection = op.get_bind()
+    versions = sa.table("adapter_versions", sa.column("id"), sa.column("number"))
+    numbers = dict(connection.execute(sa.select(versions.c.id, versions.c.number)).all())
+    aliases = sa.table(
+        "adapter_aliases",
+        sa.column("adapter_id"),
+        sa.column("name"),
+        sa.column("tenant_id"),
+        sa.column("targets", Json),
+        sa.column("by_hand", sa.Boolean()),
+        sa.column("updated_by"),
+        sa.column("updated_at", UtcDateTime()),
+    )
+    rows: list[dict[str, Any]] = []
+    for alias in connection.execute(sa.select(aliases)).mappings():
+        rows.append(
+            {
+                "id": new_id("alc"),
+                "adapter_id": alias["adapter_id"],
+                "name": alias["name"],
+                "tenant_id": alias["tenant_id"],
+                "revision": 1,
+                "action": "set" if alias["by_hand"] else "follow",
+                "before": None,
+                "targets": [
+                    {**target, "version": numbers[target["version_id"]]}
+                    for target in alias["targets"]
+                ],
+                "by_hand": alias["by_hand"],
+                "actor_kind": "system",
+                "actor_id": alias["updated_by"][:40],
+                "actor_label": alias["updated_by"],
+                "at": alias["updated_at"],
+            }
+        )
+    if rows:
+        connection.execute(changes.insert(), rows)
 
 
 def downgrade() -> None:
-    """Nothing yet."""
+    op.drop_index("ix_usage_records_target", "usage_records")
+    op.drop_column("usage_records", "alias")
+    op.drop_table("adapter_alias_changes")
+    op.drop_column("adapter_aliases", "revision")

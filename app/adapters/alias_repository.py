@@ -1,0 +1,72 @@
+"""SQL of aliases and of their history."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.adapters.models import AliasChange
+
+
+async def last_change(session: AsyncSession, adapter_id: str, name: str) -> AliasChange | None:
+    """The newest one, also of an alias that is gone."""
+    rows = await session.scalars(
+        select(AliasChange)
+        .where(AliasChange.adapter_id == adapter_id, AliasChange.name == name)
+        .order_by(AliasChange.revision.desc())
+        .limit(1)
+    )
+    return rows.first()
+
+
+async def change_numbered(
+    session: AsyncSession, adapter_id: str, name: str, revision: int
+) -> AliasChange | None:
+    rows = await session.scalars(
+        select(AliasChange).where(
+            AliasChange.adapter_id == adapter_id,
+            AliasChange.name == name,
+            AliasChange.revision == revision,
+        )
+    )
+    return rows.first()
+
+
+async def page_changes(
+    session: AsyncSession, adapter_id: str, name: str, *, before: int | None, limit: int
+) -> Sequence[AliasChange]:
+    """Newest first; `before` is the revision that the page before ended with."""
+    query = select(AliasChange).where(
+        AliasChange.adapter_id == adapter_id, AliasChange.name == name
+    )
+    if before is not None:
+        query = query.where(AliasChange.revision < before)
+    return (await session.scalars(query.order_by(AliasChange.revision.desc()).limit(limit))).all()
+
+
+async def changes_since(
+    session: AsyncSession, adapter_id: str, name: str, since: datetime, limit: int
+) -> Sequence[AliasChange]:
+    """Changes after `since`, newest first."""
+    rows = await session.scalars(
+        select(AliasChange)
+        .where(
+            AliasChange.adapter_id == adapter_id,
+            AliasChange.name == name,
+            AliasChange.at > since,
+        )
+        .order_by(AliasChange.revision.desc())
+        .limit(limit)
+    )
+    return rows.all()
+
+
+async def last_revision(session: AsyncSession, adapter_id: str, name: str) -> int:
+    """The highest revision ever given: an alias that is made again does not reuse them."""
+    number = await session.scalar(
+        select(func.max(AliasChange.revision)).where(
+            AliasChange.adapter_id == adapter_id, AliasChange.name == name
+        )
+    )
+    return number or 0
