@@ -19,6 +19,9 @@ class MemoryLimitStore:
     async def start(self) -> None:
         return
 
+    def problem(self) -> str | None:
+        return None
+
     async def reserve(self, claim: Claim, lease_ms: int) -> Decision:
         now_ms = self._clock.monotonic_ms()
         second = int(now_ms // 1000)

@@ -74,11 +74,18 @@ class RedisLimitStore:
         self._retry_at_ms = 0.0
         self._recovering = asyncio.Lock()
         self._beat: asyncio.Task[None] | None = None
+        self._ending = False
 
     async def start(self) -> None:
         self._beat = asyncio.create_task(self._beat_forever(), name="limits-beat")
 
+    def problem(self) -> str | None:
+        if self._closed:
+            return None
+        return "Redis does not answer, or has lost its memory and is being told what counts"
+
     async def close(self) -> None:
+        self._ending = True  # redis-py may swallow a cancellation while it disconnects
         if self._beat is not None:
             self._beat.cancel()
             await asyncio.gather(self._beat, return_exceptions=True)
@@ -183,7 +190,7 @@ class RedisLimitStore:
         """Opens the circuit after a failure under `epoch`; what to raise."""
         if self._closed and epoch == self._epoch:
             self._closed = False
-            self._retry_at_ms = self._clock.monotonic_ms() + (0.0 if error is None else PROBE_MS)
+            self._retry_at_ms = 0.0  # at once: perhaps only a connection was lost
             reason = "memory_lost" if error is None else type(error).__name__
             log.warning("limits_unavailable", reason=reason)
         return self._away(GRACE_MS if error is None else 0.0)
@@ -199,6 +206,8 @@ class RedisLimitStore:
             if self._clock.monotonic_ms() < self._retry_at_ms:
                 raise self._away()
             try:
+                # those that lie idle may have been cut too, and would fail the next command
+                await self._redis.connection_pool.disconnect(inuse_connections=False)
                 left_ms = await self._synchronise()
             except (RedisError, OSError) as error:
                 self._retry_at_ms = self._clock.monotonic_ms() + PROBE_MS
@@ -264,7 +273,7 @@ class RedisLimitStore:
 
     async def _beat_forever(self) -> None:
         """Notices that Redis is gone, back, or has forgotten, even while nobody calls."""
-        while True:
+        while not self._ending:
             try:
                 if self._closed:
                     await self._look()

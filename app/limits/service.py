@@ -77,6 +77,10 @@ class Limits:
         except Overloaded:
             return {}
 
+    def problem(self) -> str | None:
+        """Why no call can be admitted now, for /readyz; None when they can."""
+        return self._store.problem()
+
     async def renew_seats(self) -> None:
         """Called every few seconds: keeps the seats of this process's running calls."""
         held = [(key, request_id) for request_id, keys in self._seats.items() for key in keys]

@@ -96,6 +96,10 @@ class LimitStore(Protocol):
 
     async def start(self) -> None: ...
 
+    def problem(self) -> str | None:
+        """Why nothing can be admitted now, in words; None when it can."""
+        ...
+
     async def reserve(self, claim: Claim, lease_ms: int) -> Decision:
         """Takes every unit and every seat, or nothing, in one atomic step."""
         ...
