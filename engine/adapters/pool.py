@@ -200,9 +200,6 @@ class AdapterPool:
     def rank(self, ref: AdapterRef) -> int:
         return self._entries[ref].max_rank
 
-    def nbytes(self, ref: AdapterRef) -> int:
-        return self._entries[ref].nbytes
-
     def expected_ms(self, ref: AdapterRef, now_ms: float) -> float:
         """How long until the adapter is usable, if loads take as long as they did; 0: it is."""
         if self.usable(ref):
