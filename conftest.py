@@ -8,6 +8,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine must not fail a property.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 POSTGRES = os.environ.get("LORAMUX_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/postgres")
 CHROMIUM = Path("/usr/bin/chromium")
