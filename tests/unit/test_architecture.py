@@ -14,6 +14,7 @@ ENGINE_FOR_APP = {
     "engine.errors",
     "engine.client",
     "engine.text",
+    "engine.tool_format",
     "engine.gguf",
     "engine.curve",
     "engine.tracing",
