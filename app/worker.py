@@ -38,6 +38,7 @@ from engine.types import ModelDescription
 log = structlog.get_logger("loramux.worker")
 
 SWEEP_S = 10.0
+BASE_S = 30.0
 USAGE_SWEEP_S = 30.0
 ROLL_UP_S = 3600.0
 CLEAN_S = 3600.0
@@ -117,6 +118,7 @@ async def _clean_sessions(platform: Platform, _resources: Resources) -> str:
 PERIODIC: dict[str, tuple[float, Work]] = {
     "adapters.sweep": (SWEEP_S, lambda _, resources: adapter_tasks.sweep(resources)),
     "adapters.clean": (CLEAN_S, lambda _, resources: adapter_tasks.clean(resources)),
+    "adapters.base": (BASE_S, lambda _, resources: adapter_tasks.follow_base(resources)),
     "usage.sweep": (USAGE_SWEEP_S, lambda platform, _: close_expired(platform)),
     "usage.roll_up": (ROLL_UP_S, lambda platform, _: roll_up(platform.db, platform.clock)),
     "users.clean": (CLEAN_S, _clean_sessions),

@@ -129,8 +129,8 @@ class GenerateRequest:
     waited_ms: float = 0.0  # from the last byte at the gateway until it was sent on
     prompt_logprobs: int | None = None  # k most likely at every prompt position (validation)
     system: bool = False  # a validation probe: charged to the system's share
-    traceparent: str | None = None  # W3C trace context of the gateway's span
     grammar: Grammar | None = None  # of every choice
+    traceparent: str | None = None  # W3C trace context of the gateway's span
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from app.inference.frames import Frames
 from app.inference.schemas import Call, read_json
 from app.inference.service import Admitted, admit
 from app.inference.stream import EventStream, collect
-from app.limits.service import Limits, limit_headers
+from app.limits.service import Limits
 from app.platform import Platform
 from app.settings import Settings
 from app.tracing import step
@@ -55,15 +55,14 @@ async def with_limit_headers(platform: Platform, caller: Caller) -> AsyncIterato
         yield
     except AppError as error:
         if not error.limit_headers and error.code != "limits_unavailable":
-            limits: Limits = platform.limits
-            error.limit_headers = limit_headers(await limits.peek(caller))
+            error.limit_headers = await standing(platform, caller)
         raise
 
 
 async def standing(platform: Platform, caller: Caller) -> dict[str, str]:
     """The x-ratelimit headers of a call that takes nothing."""
     limits: Limits = platform.limits
-    return limit_headers(await limits.peek(caller))
+    return await limits.standing(caller)
 
 
 def json_response(body: object, headers: dict[str, str]) -> Response:

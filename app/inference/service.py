@@ -83,7 +83,7 @@ async def admit(
     held, decision = await limits.reserve(caller, request_id, reserved)
     opened = False
     try:
-        await ledger.open(
+        month = await ledger.open(
             OpenEntry(
                 request_id=request_id,
                 tenant_id=caller.tenant_id,
@@ -121,7 +121,8 @@ async def admit(
         running=platform.running,
         elsewhere=elsewhere,
     )
-    headers = limit_headers(decision) | {"x-loramux-adapter": adapter_header(model)}
+    headers = limit_headers(decision) | (month.headers() if month is not None else {})
+    headers |= {"x-loramux-adapter": adapter_header(model)}
     return Admitted(generation, model, description, headers)
 
 
