@@ -79,6 +79,7 @@ async def test_one_row_names_the_engine_that_ran_the_request(api, engines, platf
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
     assert int(refused.headers["retry-after"]) >= 1
     engines["ipc://two"].ending = False
+    await platform.engines.refresh()
     (await api.post("/v1/chat/completions", json=CHAT)).raise_for_status()
     row = next(row for row in await rows(platform) if row.status == "completed")
     assert row.engine == addresses[id(engines["ipc://two"])]
