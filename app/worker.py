@@ -115,14 +115,19 @@ async def _clean_sessions(platform: Platform, _resources: Resources) -> str:
     return "sessions swept"
 
 
+async def _sweep(_platform: Platform, resources: Resources) -> str:
+    """Erasures first: a tenant is erased once all of its adapters' are complete."""
+    found = await adapter_tasks.sweep(resources)
+    return f"{found}, {await deletion.sweep(resources)} tenants being erased"
+
+
 PERIODIC: dict[str, tuple[float, Work]] = {
-    "adapters.sweep": (SWEEP_S, lambda _, resources: adapter_tasks.sweep(resources)),
+    "adapters.sweep": (SWEEP_S, _sweep),
     "adapters.clean": (CLEAN_S, lambda _, resources: adapter_tasks.clean(resources)),
     "adapters.base": (BASE_S, lambda _, resources: adapter_tasks.follow_base(resources)),
     "usage.sweep": (USAGE_SWEEP_S, lambda platform, _: close_expired(platform)),
     "usage.roll_up": (ROLL_UP_S, lambda platform, _: roll_up(platform.db, platform.clock)),
     "users.clean": (CLEAN_S, _clean_sessions),
-    "tenants.sweep": (SWEEP_S, lambda _, resources: deletion.sweep(resources)),
 }
 """task -> (seconds between two runs, what it does)."""
 
