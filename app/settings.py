@@ -252,6 +252,9 @@ class Settings(BaseSettings):
     """The same for beat, which leaves a sign whenever it looks at its timetable."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line that is written."""
+    tracing: bool = False
+    """Send OpenTelemetry traces by OTLP over HTTP, as the usual `OTEL_*` variables say. Needs the
+    extra `tracing`."""
     metrics_tenants: int = Field(default=50, ge=1, le=1000)
     """Tenants that have series of their own in `/metrics`; the rest is `other`."""
     metrics_adapters: int = Field(default=100, ge=1, le=1000)

@@ -18,6 +18,7 @@ from app.inference.stream import EventStream, collect
 from app.limits.service import Limits
 from app.platform import Platform
 from app.settings import Settings
+from app.tracing import step
 
 Parse = Callable[[dict[str, Any], Settings], Call]
 
@@ -28,7 +29,8 @@ async def answer(request: Request, platform: Platform, caller: Caller, parse: Pa
         sent = await request.body()
         received_ms = platform.clock.monotonic_ms()
         call = parse(read_json(sent), platform.settings)
-        admitted = await admit(platform, caller, call, request_id_of(request), received_ms)
+        with step("admit"):
+            admitted = await admit(platform, caller, call, request_id_of(request), received_ms)
         envelope = _envelope(admitted, call, int(platform.clock.now().timestamp()))
         generation = admitted.generation
         if call.stream:

@@ -197,6 +197,9 @@ class AdapterPool:
     def unpin(self, ref: AdapterRef) -> None:
         self._device.unpin(ref)
 
+    def nbytes(self, ref: AdapterRef) -> int:
+        return self._entries[ref].nbytes
+
     def rank(self, ref: AdapterRef) -> int:
         return self._entries[ref].max_rank
 
