@@ -189,6 +189,9 @@ async def _close_if_done(resources: Resources, tenant_id: str) -> None:
         heard = now - deletion.created_at >= HEARD_AFTER
         if not heard or calls or counts.left or counts.pending:
             return
+        # what a transaction that had read the tenant before the deletion has added since
+        await keys.revoke_all(session, tenant_id, now)
+        await users.delete_of_tenant(session, tenant_id)
         tenant.name = tenant.id  # frees the name; no name has an underscore
         tenant.erased_at = tenant.updated_at = now
         deletion.complete = True
