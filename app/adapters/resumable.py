@@ -496,7 +496,7 @@ async def _became(session: AsyncSession, upload: Upload) -> VersionObject:
 async def drop_of_tenant(resources: Resources, tenant_id: str) -> None:
     """Drops everything that a deleted tenant has sent and not completed."""
     async with resources.db.transaction() as session:
-        upload_ids = await upload_repository.all_of(session, tenant_id)
+        upload_ids = await upload_repository.ids_of(session, tenant_id)
         for upload_id in upload_ids:
             await upload_repository.drop(session, upload_id)
     for upload_id in upload_ids:
