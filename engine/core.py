@@ -60,7 +60,7 @@ class EngineCore:
         self._blocks = KvBlocks(self._arena, prefix_caching=config.prefix_caching)
         self.step_times = step_times or StepTimes()
         self._policy = policy = make_policy(config.policy)
-        self._pool = AdapterPool(config, self._arena, self._blocks, executor, loader, policy)
+        self._pool = AdapterPool(config, self._arena, self._blocks, executor, loader, policy, clock)
         self._scheduler = Scheduler(config, self._blocks, self._pool, policy, self.step_times)
         self._eos = frozenset(self._description.eos_token_ids)
         self._calls: dict[str, Call] = {}
@@ -108,8 +108,13 @@ class EngineCore:
     def _take_in_adapters(self, now_ms: float) -> list[RequestOutput]:
         config = self._config
         # nobody's tokens are held up by a copy when nobody is running
-        copy_bytes = config.copy_bytes_per_step if self._scheduler.running else config.arena_bytes
+        copy_bytes = config.arena_bytes
+        if self._scheduler.running:
+            step_ms = self.step_times.mean_ms(self._scheduler.shape)
+            copy_bytes = self._pool.pace.bytes_now(step_ms)
         events: PoolEvents = self._pool.advance(now_ms, self._scheduler.needed_blocks, copy_bytes)
+        for adapter in self._pool.overdue(now_ms):
+            self._scheduler.clear_adapter(adapter, now_ms)
         for sequence in events.usable:
             self._scheduler.make_ready(sequence, now_ms)
         outputs: list[RequestOutput] = []

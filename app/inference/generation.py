@@ -10,7 +10,7 @@ However it ends, `Account.settle` is called once, before `deltas()` returns or r
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.clock import Clock
 from app.errors import AppError
@@ -166,7 +166,8 @@ class Generation:
 
     async def _outputs_of(self, engine: Engine) -> AsyncGenerator[RequestOutput, None]:
         engine.in_flight.add(self.request.request_id)
-        outputs = engine.client.generate(self.request)
+        waited_ms = max(0.0, self.clock.monotonic_ms() - self.started_ms)
+        outputs = engine.client.generate(replace(self.request, waited_ms=waited_ms))
         try:
             async for output in outputs:
                 yield output

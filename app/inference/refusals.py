@@ -1,5 +1,7 @@
 """The engine's codes as answers: what the caller sent, what is broken, or what may be retried."""
 
+import math
+
 from app.errors import AppError, InternalError, InvalidRequest, Overloaded, RateLimited
 from engine.errors import (
     AdapterCorrupt,
@@ -50,6 +52,13 @@ def refusal(
     if code == "queue_full":
         return RateLimited(
             "the engine's queue is full; retry in a few seconds", code=code, retry_after_ms=2000
+        )
+    if code == "budget_unattainable":
+        return Overloaded(
+            error.message,
+            code=code,
+            param=error.field,
+            retry_after_ms=math.ceil(error.retry_after_ms or 0.0),
         )
     if code == "deadline_exceeded":
         return Overloaded(
