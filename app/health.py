@@ -27,15 +27,27 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz", include_in_schema=False)
 async def readyz(request: Request, platform: PlatformDep) -> Response:
-    """200 when every part answers, else 503; which part is told to operators alone."""
+    """200 when calls can be served, else 503, with the names of the parts that are missing.
+
+    What is wrong with each is told to operators alone.
+    """
     names = sorted(platform.checks)
     results = await asyncio.gather(*(_run(platform.checks[name]) for name in names))
-    ready = all(result.ok for result in results)
+    found = dict(zip(names, results, strict=True))
+    missing = [name for name, result in found.items() if result.needed and not result.ok]
+    degraded = [name for name, result in found.items() if not result.needed and not result.ok]
+    ready = not missing and not platform.drain.begun
     body: dict[str, Any] = {"status": "ready" if ready else "not ready"}
+    if platform.drain.begun:
+        body["status"] = "draining"
+    if missing:
+        body["missing"] = missing
+    if degraded:
+        body["degraded"] = degraded
     if await _is_operator(request, platform):
         body["checks"] = {
-            name: {"ok": result.ok, "detail": result.detail}
-            for name, result in zip(names, results, strict=True)
+            name: {"ok": result.ok, "needed": result.needed, "detail": result.detail}
+            for name, result in found.items()
         }
     return JSONResponse(body, status_code=200 if ready else 503)
 

@@ -8,11 +8,13 @@ from app.audit.refusals import Refusals
 from app.clock import Clock, SystemClock
 from app.crypto import Passwords, Secrets
 from app.db import Database
+from app.draining import Drain
 from app.inference.running import RunningCalls
 from app.keys.cache import KeyCache
 from app.keys.last_used import LastUsed
 from app.settings import Settings
 from app.users.sessions import SignIn
+from engine.tracing import Tracing
 
 if TYPE_CHECKING:
     from app.inference.engines import EngineRouter
@@ -22,10 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One line of /readyz; `detail` is for operators alone."""
+    """One line of /readyz; `detail` is for operators alone. Calls are served without a part that
+    is not `needed`, and something else does not work."""
 
     ok: bool
     detail: str = ""
+    needed: bool = True
 
 
 ReadinessCheck = Callable[[], Awaitable[CheckResult]]
@@ -43,6 +47,8 @@ class Platform:
     keys: KeyCache
     last_used: LastUsed
     sign_in: SignIn
+    drain: Drain
+    tracing: Tracing | None = field(default=None, kw_only=True)  # in an api that traces
     refusals: Refusals
     running: RunningCalls = field(default_factory=RunningCalls)
     checks: dict[str, ReadinessCheck] = field(default_factory=dict)
@@ -87,4 +93,5 @@ def open_platform(
         last_used=LastUsed(db, clock),
         sign_in=SignIn(db, secrets, passwords, clock, settings),
         refusals=Refusals(db, clock),
+        drain=Drain(clock, settings.drain_notice_s, settings.drain_grace_s),
     )

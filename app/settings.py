@@ -124,8 +124,14 @@ class Settings(BaseSettings):
     # ------------------------------------------------------------------ base model and engines
     base_model: Path = Field(default_factory=packaged_base_model)
     """A GGUF file or a Hugging Face checkpoint folder."""
+    tool_format: Literal["auto", "hermes", "none"] = "auto"
+    """How the base model writes tool calls. `auto` finds Hermes' format in its chat template;
+    `hermes` shows tools to a ChatML model whose template has none; `none` refuses tools."""
     engines: CommaList = Field(default_factory=_default_engine)
     """Addresses of the engines (comma separated): `ipc://path` or `tcp://host:port`."""
+    engine_base_models: CommaList = []
+    """The base model of each engine (files or folders), in the order of `engines`; unset: all
+    serve `base_model`. The api reads the tokenizer of each."""
     engine_public_keys: CommaList = []
     """CURVE public keys of the `tcp://` engines, in the order of `engines`."""
     engine_timeout_s: float = Field(default=600.0, gt=0)
@@ -153,8 +159,9 @@ class Settings(BaseSettings):
     """Time that one validation check may take."""
     validation_memory_bytes: int = Field(default=4096 * _MIB, ge=256 * _MIB)
     """Address space of the process that runs one validation check."""
-    validation_lease_s: float = Field(default=180.0, gt=0)
-    """After this time without a sign of life a validation is given to another worker."""
+    validation_lease_s: float = Field(default=30.0, gt=0)
+    """After this time without a sign of life a validation is given to another worker; the one that
+    works on it renews its lease three times as often."""
     validation_attempts: int = Field(default=3, ge=1)
     """Attempts before a validation is marked `failed`."""
     validation_divergence_warn_nats: float = Field(default=8.0, gt=0)
@@ -172,6 +179,10 @@ class Settings(BaseSettings):
     """Largest `n`."""
     max_logit_bias: int = Field(default=300, ge=0)
     """Most entries of `logit_bias`."""
+    max_tools: int = Field(default=128, ge=1)
+    """Most tools of one request, and most calls in one of its messages."""
+    max_schema_bytes: int = Field(default=64 * 1024, ge=64)
+    """Largest JSON schema of `response_format`, and most bytes of all `tools` together."""
     max_stop_strings: int = Field(default=4, ge=0)
     """Most stop strings."""
     max_stop_characters: int = Field(default=256, ge=1)
@@ -224,8 +235,30 @@ class Settings(BaseSettings):
     """Shortest password."""
 
     # ------------------------------------------------------------------ operation
+    drain_notice_s: float = Field(default=1.0, ge=0, le=300)
+    """After SIGTERM an api first says on `/readyz` for so long that it ends, and still serves; set
+    it to what your load balancer needs to notice."""
+    drain_grace_s: float = Field(default=20.0, ge=0, le=3600)
+    """Then running answers have this time to end, in the api and in the engine."""
+    api_hang_s: float = Field(default=30.0, gt=0)
+    """`loramux serve` replaces an api whose `/healthz` has not answered for so long."""
+    engine_hang_s: float = Field(default=60.0, gt=0)
+    """The same for an engine that stands still in a step or gives no sign of life."""
+    engine_start_s: float = Field(default=600.0, gt=0)
+    """How long an engine may take to load its model."""
+    worker_hang_s: float = Field(default=60.0, ge=15)
+    """The same for a worker whose loop stands still (it leaves a sign every 5 s)."""
+    beat_hang_s: float = Field(default=60.0, ge=15)
+    """The same for beat, which leaves a sign whenever it looks at its timetable."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line that is written."""
+    tracing: bool = False
+    """Send OpenTelemetry traces by OTLP over HTTP, as the usual `OTEL_*` variables say. Needs the
+    extra `tracing`."""
+    metrics_tenants: int = Field(default=50, ge=1, le=1000)
+    """Tenants that have series of their own in `/metrics`; the rest is `other`."""
+    metrics_adapters: int = Field(default=100, ge=1, le=1000)
+    """The same for adapters."""
     metrics_token: SecretStr | None = None
     """Bearer token for `/metrics`. Without one, `/metrics` answers loopback clients alone."""
 
@@ -335,12 +368,30 @@ class Settings(BaseSettings):
                 "LORAMUX_ENGINES names an engine over tcp, which needs its public key: set "
                 "LORAMUX_ENGINE_PUBLIC_KEYS, one for each engine (`loramux secrets init` makes it)"
             )
+        if self.engine_base_models and len(self.engine_base_models) != len(self.engines):
+            raise ValueError(
+                f"LORAMUX_ENGINE_BASE_MODELS names {len(self.engine_base_models)} models for "
+                f"{len(self.engines)} engines; name one for each, in the order of LORAMUX_ENGINES"
+            )
         if self.session_idle_s > self.session_absolute_s:
             raise ValueError(
                 "LORAMUX_SESSION_IDLE_S is longer than LORAMUX_SESSION_ABSOLUTE_S, so it would "
                 "never apply"
             )
         return self
+
+    def base_model_of(self, engine: str) -> Path:
+        """What the engine at this address serves."""
+        if self.engine_base_models and engine in self.engines:
+            named = self.engine_base_models[self.engines.index(engine)]
+            return Path(named).expanduser().absolute()
+        return self.base_model
+
+    @property
+    def base_models(self) -> list[Path]:
+        """Every base model that an engine may serve, once; the default one first."""
+        served = [self.base_model_of(engine) for engine in self.engines]
+        return list(dict.fromkeys(served or [self.base_model]))
 
     @property
     def https(self) -> bool:

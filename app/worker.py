@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 from celery import Celery
 from celery.beat import PersistentScheduler
-from celery.signals import setup_logging, worker_ready
+from celery.signals import setup_logging, task_postrun, task_prerun, worker_ready
 
 from app.adapters import tasks as adapter_tasks
 from app.adapters.resources import Resources
@@ -38,6 +38,7 @@ from engine.types import ModelDescription
 log = structlog.get_logger("loramux.worker")
 
 SWEEP_S = 10.0
+BASE_S = 30.0
 USAGE_SWEEP_S = 30.0
 ROLL_UP_S = 3600.0
 CLEAN_S = 3600.0
@@ -50,16 +51,19 @@ def encoder(settings: Settings) -> Callable[[ModelDescription, str], Sequence[in
 
     def encode(description: ModelDescription, text: str) -> Sequence[int]:
         try:
-            codec = load_codec(settings.base_model)
+            codecs = [load_codec(path) for path in settings.base_models]
         except (EngineError, OSError, ValueError) as error:
             raise EngineUnavailable(
-                "the worker cannot read the base model's tokenizer; set LORAMUX_BASE_MODEL to the "
-                "engine's files"
+                "the worker cannot read a base model's tokenizer; set LORAMUX_BASE_MODEL and "
+                "LORAMUX_ENGINE_BASE_MODELS to the engines' files"
             ) from error
-        if codec.tokenizer_digest != description.tokenizer_digest:
+        codec = next(
+            (c for c in codecs if c.tokenizer_digest == description.tokenizer_digest), None
+        )
+        if codec is None:
             raise EngineUnavailable(
-                "the engine's tokenizer is not the worker's; set LORAMUX_BASE_MODEL to the same "
-                "files for both"
+                "the worker has not the tokenizer of the engine's base model; set "
+                "LORAMUX_BASE_MODEL or LORAMUX_ENGINE_BASE_MODELS to the same files for both"
             )
         return codec.encode_chat([{"role": "user", "content": text}])
 
@@ -102,7 +106,7 @@ def run(settings: Settings, celery: Celery, name: str, work: Work) -> None:
 
     result = str(asyncio.run(main()))[:200]
     write = log.info if name == VALIDATE_TASK else log.debug  # sweeps come every few seconds
-    write("task_done", task=name, result=result)
+    write("task_done", result=result)
 
 
 async def _clean_sessions(platform: Platform, _resources: Resources) -> str:
@@ -114,6 +118,7 @@ async def _clean_sessions(platform: Platform, _resources: Resources) -> str:
 PERIODIC: dict[str, tuple[float, Work]] = {
     "adapters.sweep": (SWEEP_S, lambda _, resources: adapter_tasks.sweep(resources)),
     "adapters.clean": (CLEAN_S, lambda _, resources: adapter_tasks.clean(resources)),
+    "adapters.base": (BASE_S, lambda _, resources: adapter_tasks.follow_base(resources)),
     "usage.sweep": (USAGE_SWEEP_S, lambda platform, _: close_expired(platform)),
     "usage.roll_up": (ROLL_UP_S, lambda platform, _: roll_up(platform.db, platform.clock)),
     "users.clean": (CLEAN_S, _clean_sessions),
@@ -170,6 +175,17 @@ class Timetable(PersistentScheduler):
 def _touch(sign: Path) -> None:
     sign.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     sign.touch()
+
+
+@task_prerun.connect
+def _name_the_task(task_id: str, task: Any, **_: object) -> None:
+    """Every line that the task writes carries its id."""
+    structlog.contextvars.bind_contextvars(task_id=task_id, task=task.name)
+
+
+@task_postrun.connect
+def _forget_the_task(**_: object) -> None:
+    structlog.contextvars.unbind_contextvars("task_id", "task")
 
 
 @setup_logging.connect

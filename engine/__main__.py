@@ -8,18 +8,20 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
+from engine import log_lines
 from engine.clock import SystemClock
 from engine.config import EngineConfig
 from engine.curve import load_engine_curve
 from engine.errors import EngineError
 from engine.server import Core, EngineServer, ServerOptions
+from engine.tracing import open_tracing
 from engine.types import ModelDescription
 
 _log = logging.getLogger("engine")
 
 
 def server_options(config: EngineConfig) -> ServerOptions:
-    """What the process needs of the configuration. Raises CurveKeyError."""
+    """What the process needs of the configuration. Raises CurveKeyError and TracingUnavailable."""
     return ServerOptions(
         listen=config.listen,
         journal_path=config.journal_path or config.data_dir / "engine.journal",
@@ -28,6 +30,7 @@ def server_options(config: EngineConfig) -> ServerOptions:
         client_timeout_ms=config.client_timeout_ms,
         drain_ms=config.drain_ms,
         outbox_messages=config.outbox_messages,
+        tracing=open_tracing("loramux-engine") if config.tracing else None,
     )
 
 
@@ -43,17 +46,25 @@ def load_core(
     from engine.adapters.store import open_store
     from engine.calibration import calibrate
     from engine.core import EngineCore
+    from engine.grammar import GrammarLimits, Grammars, Vocabulary
     from engine.runner import CpuExecutor
     from engine.step_time import StepTimeFile
+    from engine.text import TextCodec
+
+    def load_vocabulary() -> Vocabulary:
+        return Vocabulary.of(TextCodec.load(config.base_model), executor.description.eos_token_ids)
 
     clock = SystemClock()
-    executor = CpuExecutor(config, clock)
+    limits = GrammarLimits(config.max_grammar_bytes, config.grammar_compile_ms)
+    grammars = Grammars(load_vocabulary, limits, clock)
+    executor = CpuExecutor(config, clock, grammars=grammars)
+    grammars.prepare()
     loader = StoreLoader(config, open_store(config.store_url), executor.description)
     description = executor.description
     device = f"{description.backend} {processor()} {config.threads or os.cpu_count()} threads"
     kept = StepTimeFile(config.data_dir / "step-times", description.base_digest, device)
     known = kept.load()
-    core = EngineCore(config, executor, loader, clock, known)
+    core = EngineCore(config, executor, loader, clock, known, grammars)
     if known is None and config.calibration_ms > 0:
         calibrate(core, clock, config.calibration_ms)
         kept.save(core.step_times)
@@ -99,7 +110,7 @@ def drain_on_sigterm(server: EngineServer) -> None:
 
 def main() -> int:
     """Exit status 0 after a drain, 2 when the engine could not start."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    log_lines.configure()
     config = EngineConfig.from_args()
     try:
         server = EngineServer(server_options(config))

@@ -8,7 +8,7 @@ from engine.errors import RequestRefused
 from engine.forecast import Standing, first_token_ms
 from engine.request import Call
 from engine.step_time import StepTimes
-from engine.types import GenerateRequest, ModelDescription
+from engine.types import GenerateRequest, ModelDescription, SamplingParams
 
 
 def check_request(
@@ -72,12 +72,27 @@ def check_request(
             raise _out_of_range("logit_bias", token, f"0..{description.vocab_size - 1}")
         if math.isnan(bias) or bias == math.inf:
             raise _out_of_range("logit_bias", bias, "a number or -inf")
+    if request.grammar is not None:
+        _check_grammar(sampling)
     for name, count in (
         ("logprobs", sampling.logprobs),
         ("prompt_logprobs", request.prompt_logprobs),
     ):
         if count is not None and not 0 <= count <= description.vocab_size:
             raise _out_of_range(name, count, f"0..{description.vocab_size}")
+
+
+def _check_grammar(sampling: SamplingParams) -> None:
+    """What would leave a grammar's row without any token that it may draw."""
+    if sampling.min_tokens or sampling.ignore_eos:
+        name = "min_tokens" if sampling.min_tokens else "ignore_eos"
+        raise RequestRefused(
+            f"{name} and a grammar contradict each other: the grammar says where an answer ends.",
+            code="out_of_range",
+            field=name,
+        )
+    if -math.inf in sampling.logit_bias.values():
+        raise _out_of_range("logit_bias", -math.inf, "finite where there is a grammar")
 
 
 NEVER_RETRY_MS = 60_000.0
@@ -98,9 +113,11 @@ def refuse_late(
     """The refusal of a request whose budget cannot be kept, or None.
 
     `margin`: what predictions for this tenant are multiplied with. Without a budget nobody is
-    refused, nor while the step-time model knows nothing.
+    refused, nor while the step-time model has seen too little.
     """
     budget = call.request.budget
+    if not times.trusted:
+        return None
     if budget.tpot_ms is not None and (alone_ms := queue.smallest_step_ms(call)) > budget.tpot_ms:
         return RequestRefused(
             f"A token takes about {alone_ms:.1f} ms here even alone; the budget is "
@@ -109,7 +126,7 @@ def refuse_late(
             field="loramux.tpot_ms",
             retry_after_ms=NEVER_RETRY_MS,
         )
-    if budget.ttft_ms is None or not times.known:
+    if budget.ttft_ms is None:
         return None
     left_ms = budget.ttft_ms - call.request.waited_ms
     if margin * first_token_ms(queue.standing(call, now_ms, everybody=True), times) <= left_ms:

@@ -31,6 +31,7 @@ class EngineConfig:
     )
     drain_ms: Annotated[float, "time that running requests get after SIGTERM"] = 20_000.0
     outbox_messages: Annotated[int, "unread messages after which a client is dropped"] = 2_000
+    tracing: Annotated[bool, "send OpenTelemetry spans, as OTEL_* says"] = False
 
     arena_bytes: Annotated[int, "KV cache and resident adapters, together"] = 1024 * MIB
     adapter_share: Annotated[float, "most of the arena that adapters may hold"] = 0.5
@@ -58,6 +59,8 @@ class EngineConfig:
     calibration_ms: Annotated[
         float, "longest time for priming the step-time model at a first start; 0: none"
     ] = 2000.0
+    max_grammar_bytes: Annotated[int, "largest schema or grammar of a request"] = 128 << 10
+    grammar_compile_ms: Annotated[float, "longest time that one may be compiled"] = 10_000.0
     prefix_caching: Annotated[bool, "keep the KV blocks of finished prompts"] = True
 
     threads: Annotated[int, "CPU threads; 0: all cores"] = 0

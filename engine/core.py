@@ -12,11 +12,13 @@ from engine.arena import Arena
 from engine.attribution import Attribution
 from engine.clock import Clock
 from engine.config import EngineConfig
-from engine.errors import RequestRefused
+from engine.errors import EngineError, NotStarted, RequestRefused
+from engine.grammar import GrammarSource
 from engine.kv_blocks import KvBlocks, blocks_for, prefix_seed
 from engine.policy import SYSTEM_WEIGHT, make_policy
 from engine.request import Call, Sequence, charged_tenant
 from engine.scheduler import Scheduler
+from engine.step_counts import StepCounter
 from engine.step_time import StepTimes
 from engine.types import (
     AdapterRef,
@@ -24,6 +26,7 @@ from engine.types import (
     Executor,
     FinishReason,
     GenerateRequest,
+    Grammar,
     RequestOutput,
     RowResult,
     StepPlan,
@@ -45,9 +48,11 @@ class EngineCore:
         loader: Loader,
         clock: Clock,
         step_times: StepTimes | None = None,
+        grammars: GrammarSource | None = None,
     ) -> None:
         """`step_times`: what is known of this device already; learned further with every step."""
         self._config = config
+        self._grammars = grammars
         self._executor = executor
         self._clock = clock
         self._description = executor.description
@@ -55,7 +60,7 @@ class EngineCore:
         self._blocks = KvBlocks(self._arena, prefix_caching=config.prefix_caching)
         self.step_times = step_times or StepTimes()
         self._policy = policy = make_policy(config.policy)
-        self._pool = AdapterPool(config, self._arena, self._blocks, executor, loader, policy)
+        self._pool = AdapterPool(config, self._arena, self._blocks, executor, loader, policy, clock)
         self._scheduler = Scheduler(config, self._blocks, self._pool, policy, self.step_times)
         self._eos = frozenset(self._description.eos_token_ids)
         self._calls: dict[str, Call] = {}
@@ -68,6 +73,7 @@ class EngineCore:
         self._started_ms = clock.now_ms()
         self._step_ms: deque[float] = deque(maxlen=STEP_TIMES)
         self._steps = 0
+        self._step_counts = StepCounter()
         self._prompt_tokens = 0
         self._completion_tokens = 0
 
@@ -78,6 +84,7 @@ class EngineCore:
         now_ms = self._clock.now_ms()
         outputs, self._outbox = self._outbox, []
         outputs += self._take_in_adapters(now_ms)
+        outputs += self._take_in_grammars(now_ms)
         outputs += self._expire(now_ms)
         plan = self._scheduler.schedule(now_ms)
         if plan is None:
@@ -101,13 +108,33 @@ class EngineCore:
     def _take_in_adapters(self, now_ms: float) -> list[RequestOutput]:
         config = self._config
         # nobody's tokens are held up by a copy when nobody is running
-        copy_bytes = config.copy_bytes_per_step if self._scheduler.running else config.arena_bytes
+        copy_bytes = config.arena_bytes
+        if self._scheduler.running:
+            step_ms = self.step_times.mean_ms(self._scheduler.shape)
+            copy_bytes = self._pool.pace.bytes_now(step_ms)
         events: PoolEvents = self._pool.advance(now_ms, self._scheduler.needed_blocks, copy_bytes)
+        for adapter in self._pool.overdue(now_ms):
+            self._scheduler.clear_adapter(adapter, now_ms)
         for sequence in events.usable:
             self._scheduler.make_ready(sequence, now_ms)
         outputs: list[RequestOutput] = []
         for sequence, code, message in events.failed:
             outputs += self._end(sequence.call, "error", now_ms, code, message)
+        return outputs
+
+    def _take_in_grammars(self, now_ms: float) -> list[RequestOutput]:
+        outputs: list[RequestOutput] = []
+        if self._grammars is None:
+            return outputs
+        for compiled in self._grammars.poll():
+            call = self._calls.get(compiled.request_id)
+            if call is None or not call.compiling:
+                continue
+            refused = compiled.refused
+            if refused is None:
+                self._scheduler.grammar_ready(call, now_ms)
+            else:
+                outputs += self._end(call, "error", now_ms, refused.code, refused.message)
         return outputs
 
     def _expire(self, now_ms: float) -> list[RequestOutput]:
@@ -128,6 +155,7 @@ class EngineCore:
     def _emit(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         self._steps += 1
         self._step_ms.append(result.duration_ms)
+        self._step_counts.observe(plan, result.duration_ms)
         now_ms = self._clock.now_ms()
         outputs: list[RequestOutput] = []
         for row, row_result in zip(plan.rows, result.rows, strict=True):
@@ -137,6 +165,12 @@ class EngineCore:
             if not row_result.finite:
                 message = "The model's output was not finite for this request."
                 outputs += self._end(sequence.call, "error", now_ms, "non_finite_logits", message)
+            elif row_result.stuck:
+                message = (
+                    "The schema is too complex: while the answer was written it outgrew its "
+                    "bounds. Use simpler patterns."
+                )
+                outputs += self._end(sequence.call, "error", now_ms, "schema_too_complex", message)
             elif row_result.token_ids:
                 outputs.append(self._take_tokens(sequence, row_result, now_ms))
         return outputs
@@ -212,17 +246,34 @@ class EngineCore:
         )
         self._check_size(call)
         self._check_budget(call, now_ms)
-        self._scheduler.add(call, now_ms)
+        if request.grammar is not None:
+            self._begin_grammar(request, request.grammar)
+            call.compiling = True
+        try:
+            self._scheduler.add(call, now_ms)
+        except EngineError:
+            self._drop_grammar(request)
+            raise
         self._arrivals += 1
         self._calls[request.request_id] = call
         if request.deadline_ms is not None:
             self._deadlines.push(_deadline(call), call)
 
-    def cancel(self, request_id: str) -> None:
-        """Ends a request, wherever it is; its last event comes with the next step."""
+    def cancel(self, request_id: str, choice: int | None = None) -> None:
+        """Ends a request, wherever it is, or one choice of it that has begun.
+
+        Its last event comes with the next step; what is over already stays as it is.
+        """
         call = self._calls.get(request_id)
-        if call is not None:
+        if call is None:
+            return
+        if choice is None:
             self._outbox += self._end(call, "cancelled", self._clock.now_ms())
+            return
+        for sequence in [s for s in call.sequences if call.forked and s.choice == choice]:
+            self._scheduler.remove(sequence)
+            self._forget_if_over(call)
+            self._outbox += call.end_events([choice], "cancelled", self._clock.now_ms())
 
     def forget(self, ref: AdapterRef) -> bool:
         """Erases an adapter: ends its requests, drops it from device, host and prefix cache.
@@ -239,9 +290,22 @@ class EngineCore:
         """Refuses new requests from now on; those that are here run to their end."""
         self._draining = True
 
+    def _begin_grammar(self, request: GenerateRequest, grammar: Grammar) -> None:
+        if self._grammars is None:
+            raise RequestRefused(
+                "This engine follows no grammars; ask for text.",
+                code="grammar_unavailable",
+                field="response_format",
+            )
+        self._grammars.compile(request.request_id, charged_tenant(request), grammar)
+
+    def _drop_grammar(self, request: GenerateRequest) -> None:
+        if self._grammars is not None and request.grammar is not None:
+            self._grammars.drop(request.request_id)
+
     def _check_room(self, request: GenerateRequest) -> None:
         if self._draining:
-            raise RequestRefused(
+            raise NotStarted(
                 "This engine is shutting down; send the request again.", code="draining"
             )
         if request.request_id in self._calls:
@@ -309,6 +373,7 @@ class EngineCore:
         if call.sequences:
             return
         del self._calls[call.request.request_id]
+        self._drop_grammar(call.request)
         if call.request.deadline_ms is not None:
             self._deadlines.remove(_deadline(call))
 
@@ -340,6 +405,8 @@ class EngineCore:
             preemptions_total=self._scheduler.preemptions,
             draining=self._draining,
             attainment=self._policy.attainment.counts(),
+            step_counts=self._step_counts.counts(),
+            loads_total=self._pool.loads,
             evictions_total=self._pool.evictions,
         )
 

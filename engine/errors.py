@@ -8,6 +8,7 @@ EngineError
 ├── StoreUnavailable    the adapter store cannot be reached, or refuses
 ├── AdapterCorrupt      the stored bytes are not those of the digest
 └── EngineUnavailable   the engine process is gone, hung or draining
+    └── NotStarted      nothing of the request has run, so another engine may take it at once
 """
 
 
@@ -67,3 +68,7 @@ class EngineUnavailable(EngineError):
     """The engine process died, hangs or drains; the request may be tried again."""
 
     code = "engine_unavailable"
+
+
+class NotStarted(EngineUnavailable):
+    """The engine was not there or refused while it drains or loads: nothing has run."""

@@ -16,11 +16,22 @@ import zmq
 from engine import wire
 from engine.clock import Clock
 from engine.curve import EngineCurve
-from engine.errors import EngineError, EngineUnavailable, RequestRefused
+from engine.errors import EngineError, EngineUnavailable, NotStarted, RequestRefused
 from engine.ipc import AddressRefused
 from engine.journal import Journal
+from engine.request_trace import RequestTraces
 from engine.sessions import Peer, Sessions
-from engine.step_loop import AskStatus, Forget, Mail, RefusedMail, StepLoop, Submit, Withdraw
+from engine.step_loop import (
+    AskStatus,
+    Forget,
+    Hold,
+    Mail,
+    RefusedMail,
+    StepLoop,
+    Submit,
+    Withdraw,
+)
+from engine.tracing import Tracing
 from engine.types import PROTOCOL_VERSION, GenerateRequest, ModelDescription
 from engine.zap import DOMAIN, ZapGate
 
@@ -40,6 +51,7 @@ class ServerOptions:
     client_timeout_ms: float = 10_000.0
     drain_ms: float = 20_000.0
     outbox_messages: int = 2_000  # unread messages after which a client is dropped
+    tracing: Tracing | None = None
 
 
 class IoThread(threading.Thread):
@@ -52,6 +64,8 @@ class IoThread(threading.Thread):
         self._journal = journal
         self._clock = clock
         self._sessions = Sessions(options.client_timeout_ms)
+        tracing = options.tracing
+        self._traces = RequestTraces(tracing, engine_id, clock) if tracing is not None else None
         self._loop: StepLoop | None = None
         self._description: ModelDescription | None = None
         self._mail: deque[Mail] = deque()
@@ -114,6 +128,8 @@ class IoThread(threading.Thread):
                 next_beat = self._clock.now_ms() + self._options.beat_ms
         self._send_mail()
         self._beat()
+        if self._options.tracing is not None:
+            self._options.tracing.close()
         self._router.close(linger=1000)
         if self._gate is not None:
             self._gate.close()
@@ -179,8 +195,8 @@ class IoThread(threading.Thread):
         elif isinstance(message, wire.Generate):
             self._generate(peer, message.request)
         elif isinstance(message, wire.Cancel):
-            if self._sessions.owns(peer, message.request_id):
-                self._withdraw([message.request_id])
+            if self._sessions.owns(peer, message.request_id) and self._loop is not None:
+                self._loop.commands.put(Withdraw(message.request_id, message.choice))
         elif isinstance(message, wire.Call):
             try:
                 self._answer(peer, message)
@@ -196,13 +212,15 @@ class IoThread(threading.Thread):
     def _generate(self, peer: Peer, request: GenerateRequest) -> None:
         error: EngineError
         if self._loop is None:
-            error = EngineUnavailable("the engine is still loading", code="engine_loading")
+            error = NotStarted("the engine is still loading", code="engine_loading")
         elif not self._sessions.claim(peer, request.request_id):
             error = RequestRefused(
                 "a request with this id is running already", code="duplicate_request_id"
             )
         else:
             self._journal.begin(request.request_id, len(request.prompt))
+            if self._traces is not None:
+                self._traces.begin(request)
             self._loop.commands.put(Submit(request))
             return
         self._send(peer, wire.Refused(request.request_id, wire.to_problem(error)))
@@ -222,6 +240,8 @@ class IoThread(threading.Thread):
             self._send(peer, wire.Reply(call.number, description=self._description))
         elif call.name == "status":
             self._loop.commands.put(AskStatus(peer, call.number))
+        elif call.name in ("drain", "resume"):
+            self._loop.commands.put(Hold(peer, call.number, held=call.name == "drain"))
         elif call.adapter is None:
             raise RequestRefused("forget needs an adapter", field="adapter")
         else:
@@ -235,6 +255,8 @@ class IoThread(threading.Thread):
             mail = self._mail.popleft()
             if isinstance(mail, RefusedMail):
                 self._journal.drop(mail.request_id)
+                if self._traces is not None:
+                    self._traces.drop(mail.request_id)
                 peer = self._sessions.release(mail.request_id)
                 if peer is not None:
                     self._send(peer, wire.Refused(mail.request_id, wire.to_problem(mail.error)))
@@ -242,6 +264,8 @@ class IoThread(threading.Thread):
                 self._send(*mail)
             else:
                 self._journal.record(mail)
+                if self._traces is not None:
+                    self._traces.record(mail)
                 for owner, outputs in self._sessions.route(mail).items():
                     self._send(owner, wire.Outputs(outputs))
 

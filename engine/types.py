@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 BLOCK_TOKENS = 16
 """Tokens in one KV block."""
 
@@ -105,6 +105,14 @@ class LatencyBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like: a JSON schema as JSON, or a grammar in llguidance's Lark."""
+
+    kind: Literal["json_schema", "lark"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One call as the engine sees it: no names, no text, no credentials."""
 
@@ -121,6 +129,8 @@ class GenerateRequest:
     waited_ms: float = 0.0  # from the last byte at the gateway until it was sent on
     prompt_logprobs: int | None = None  # k most likely at every prompt position (validation)
     system: bool = False  # a validation probe: charged to the system's share
+    grammar: Grammar | None = None  # of every choice
+    traceparent: str | None = None  # W3C trace context of the gateway's span
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +199,23 @@ class Residency:
     pins: int
 
 
+STEP_BOUNDS_MS = (2.0, 5.0, 10.0, 20.0, 35.0, 50.0, 75.0, 100.0, 200.0, 500.0, 1000.0, 5000.0)
+"""Upper bounds of the buckets in which steps are counted by their time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """Sums over all steps since the engine started."""
+
+    buckets: list[int] = field(default_factory=list)  # by STEP_BOUNDS_MS, and one above; not summed
+    ms: float = 0.0
+    decode_rows: int = 0  # of one token each
+    prefill_rows: int = 0
+    prefill_tokens: int = 0
+    adapter_rows: int = 0  # rows of either kind that run with an adapter
+    adapters: int = 0  # different adapters, added up over the steps
+
+
 @dataclass(frozen=True, slots=True)
 class TenantAttainment:
     """Requests with a budget that kept it and that did not, since the engine started.
@@ -227,6 +254,9 @@ class EngineStatus:
     preemptions_total: int
     draining: bool
     attainment: dict[str, TenantAttainment] = field(default_factory=dict)  # the rest is "other"
+    held: bool = False  # drained by an operator's call, which `resume` takes back
+    step_counts: StepCounts = StepCounts()
+    loads_total: int = 0  # adapters read from the store
     evictions_total: int = 0  # adapters that left the device for another one or for KV blocks
 
 
@@ -242,6 +272,7 @@ class SequenceStart:
     generated: list[int]
     sampling: SamplingParams
     choice: int
+    grammar: str | None = None  # the request under which the engine's grammars know its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,13 +301,17 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What one row brought back; `finite` is False when a logit was not a finite number."""
+    """What one row brought back; `finite` is False when a logit was not a finite number.
+
+    `stuck` is True when its grammar outgrew its bounds: no token was drawn, and none can be.
+    """
 
     seq: int
     token_ids: list[int]  # 0..k
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None  # entry i: after tokens[i]
     finite: bool = True
+    stuck: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,10 @@ from engine.errors import (
     AdapterRefused,
     EngineError,
     EngineUnavailable,
+    NotStarted,
     RequestRefused,
 )
+from engine.tracing import TRACEPARENT
 from engine.types import (
     AdapterRef,
     EngineStatus,
@@ -69,10 +71,13 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
+    """Ends a request, or one choice of it."""
+
     request_id: str
+    choice: int | None = None
 
 
-CallName = Literal["describe", "status", "forget", "journal", "acknowledge"]
+CallName = Literal["describe", "status", "forget", "journal", "acknowledge", "drain", "resume"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +191,8 @@ def check(message: ClientMessage) -> None:
         _check_ids([request.request_id, request.tenant])
         if any(not 0 <= token <= _INT31 for token in request.prompt):
             raise WireError("a prompt has a token id out of range")
+        if request.traceparent is not None and not TRACEPARENT.fullmatch(request.traceparent):
+            raise WireError("the trace context is malformed")
         _check_numbers(request)
 
 
@@ -239,7 +246,14 @@ def _check_numbers(value: object) -> None:
 
 _ERRORS: dict[str, type[EngineError]] = {
     error.__name__: error
-    for error in (RequestRefused, AdapterRefused, AdapterMissing, AdapterCorrupt, EngineUnavailable)
+    for error in (
+        RequestRefused,
+        AdapterRefused,
+        AdapterMissing,
+        AdapterCorrupt,
+        EngineUnavailable,
+        NotStarted,
+    )
 }
 
 

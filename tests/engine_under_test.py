@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from engine.clock import SimulatedClock
 from engine.core import EngineCore
+from engine.grammar import GrammarSource
 from engine.step_time import StepTimes
 from engine.types import (
     AdapterRef,
@@ -28,6 +29,7 @@ class EngineUnderTest:
         step_ms: float | Callable[[StepPlan], float] = 10.0,
         step_times: StepTimes | None = None,
         script: Callable[[SequenceStart, int], int | None] | None = None,
+        grammars: GrammarSource | None = None,
         **config: object,
     ) -> None:
         self.clock = SimulatedClock()
@@ -36,7 +38,9 @@ class EngineUnderTest:
         )
         self.loader = FakeLoader(self.clock)
         self.config = engine_config(**config)
-        self.core = EngineCore(self.config, self.executor, self.loader, self.clock, step_times)
+        self.core = EngineCore(
+            self.config, self.executor, self.loader, self.clock, step_times, grammars
+        )
         self.outputs: dict[str, list[RequestOutput]] = {}
         self.times_ms: dict[str, list[float]] = {}  # of every event
         self.tenants: dict[str, str] = {}

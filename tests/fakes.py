@@ -141,6 +141,7 @@ class FakeExecutor:
         self.copied_bytes = 0
         self.fail_on: Callable[[StepPlan], bool] = lambda _: False
         self.refuse_copy: Callable[[AdapterBlob], bool] = lambda _: False
+        self.stuck: Callable[[SequenceStart, int], bool] = lambda *_: False
         self.not_finite: Callable[[SequenceStart], bool] = lambda _: False
 
     @property
@@ -198,6 +199,8 @@ class FakeExecutor:
                 logprobs.append(TokenLogprobs(following, -1.0, [(following, -1.0)]))
         if not row.sample:
             return RowResult(row.seq, [], prompt_logprobs=logprobs or None)
+        if self.stuck(live.start, end):
+            return RowResult(row.seq, [], stuck=True)
         token = None if self._script is None else self._script(live.start, end)
         if token is None:
             token = drawn_token(live.cells[end], live.start.choice)

@@ -8,7 +8,9 @@ from app.cli import (
     aliases,
     bench,
     chat,
+    config,
     demo,
+    engines,
     health,
     keys,
     secrets,
@@ -33,7 +35,9 @@ app.add_typer(users.app, name="users")
 app.add_typer(keys.app, name="keys")
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(aliases.app, name="aliases")
+app.add_typer(engines.app, name="engines")
 app.add_typer(secrets.app, name="secrets")
+app.add_typer(config.app, name="config")
 app.command()(chat.chat)
 app.command()(usage.usage)
 app.command()(demo.demo)

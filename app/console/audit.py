@@ -1,7 +1,5 @@
 """The audit log: a tenant's own events, or for an operator everybody's."""
 
-import csv
-import io
 import json
 from collections.abc import Iterable
 from typing import Annotated
@@ -15,6 +13,7 @@ from app.caller import Caller
 from app.console.render import render
 from app.deps import PlatformDep
 from app.errors import Forbidden
+from app.usage.csv_export import lines
 
 router = APIRouter(prefix="/console/audit", include_in_schema=False)
 
@@ -22,7 +21,6 @@ PAGE = 50
 MOST_EXPORTED = 10_000
 Action = Annotated[str, Query(max_length=64)]
 Target = Annotated[str, Query(max_length=120)]
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @router.get("")
@@ -94,25 +92,22 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else text[:79] + "…"
 
 
-def _csv(events: Iterable[AuditEvent]) -> str:
-    out = io.StringIO()
-    rows = csv.writer(out, lineterminator="\r\n")
-    rows.writerow(["at", "actor", "role", "action", "target", "tenant", "detail", "request"])
-    for event in events:
-        row = (
-            event.at.isoformat(),
-            event.actor_label,
-            event.actor_kind,
-            event.action,
-            event.target,
-            event.tenant_id or "",
-            json.dumps(event.detail, ensure_ascii=False, sort_keys=True),
-            event.request_id or "",
-        )
-        rows.writerow([plain_cell(cell) for cell in row])
-    return out.getvalue()
-
-
-def plain_cell(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula."""
-    return "'" + text if text.startswith(_FORMULA) else text
+def _csv(events: Iterable[AuditEvent]) -> bytes:
+    return lines(
+        [
+            ("at", "actor", "role", "action", "target", "tenant", "detail", "request"),
+            *(
+                (
+                    event.at,
+                    event.actor_label,
+                    event.actor_kind,
+                    event.action,
+                    event.target,
+                    event.tenant_id,
+                    json.dumps(event.detail, ensure_ascii=False, sort_keys=True),
+                    event.request_id,
+                )
+                for event in events
+            ),
+        ]
+    )

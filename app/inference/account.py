@@ -52,6 +52,11 @@ class Account:
         self._clock = clock
         self._settled = False
 
+    async def move(self, engine: str) -> None:
+        """Another engine runs the call: the sweep must ask that one's journal. Raises AppError."""
+        await self._ledger.move(self._request_id, engine)
+        self._engine = engine
+
     async def settle(self, outcome: Outcome) -> None:
         """Hands the row to the ledger and gives unused tokens back; later calls do nothing.
 

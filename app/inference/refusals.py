@@ -1,5 +1,7 @@
 """The engine's codes as answers: what the caller sent, what is broken, or what may be retried."""
 
+import math
+
 from app.errors import AppError, InternalError, InvalidRequest, Overloaded, RateLimited
 from engine.errors import (
     AdapterCorrupt,
@@ -18,19 +20,25 @@ ADAPTER_FAULT = {
     "non_finite_logits": "with this adapter the model's outputs are not finite numbers",
 }
 ADAPTER_RETRY_MS = 30_000
-MAY_RETRY = frozenset({"draining", "engine_unavailable", "cancelled"})
-NOT_THE_ADAPTERS = frozenset({"deadline_exceeded", "engine_step_failed", *MAY_RETRY})
+OF_THE_SCHEMA = frozenset({"invalid_schema", "schema_too_complex", "grammar_unavailable"})
+"""The engine's own verdicts on response_format and tools; the caller can act on each."""
+MAY_RETRY = frozenset({"engine_unavailable", "cancelled"})
+NOT_THE_ADAPTERS = frozenset({"deadline_exceeded", "draining", "engine_step_failed", *MAY_RETRY})
 
 
 def reported(code: str | None, message: str | None, *, adapter: bool) -> EngineError:
     """The error that an output carries. With an adapter, an unknown code is about its files."""
     code, message = code or "engine_error", message or ""
+    if code in OF_THE_SCHEMA:
+        return RequestRefused(message, code=code, field="response_format")
     if adapter and code not in NOT_THE_ADAPTERS:
         return AdapterRefused(message, code=code)
     return EngineError(message, code=code)
 
 
-def refusal(error: EngineError, prompt_param: str = "prompt") -> AppError:
+def refusal(
+    error: EngineError, prompt_param: str = "prompt", grammar_param: str = "response_format"
+) -> AppError:
     """The HTTP answer for what an engine reported, before the first token or after."""
     code = error.code
     if isinstance(error, AdapterRefused | AdapterCorrupt):
@@ -45,10 +53,24 @@ def refusal(error: EngineError, prompt_param: str = "prompt") -> AppError:
         return RateLimited(
             "the engine's queue is full; retry in a few seconds", code=code, retry_after_ms=2000
         )
+    if code == "budget_unattainable":
+        return Overloaded(
+            error.message,
+            code=code,
+            param=error.field,
+            retry_after_ms=math.ceil(error.retry_after_ms or 0.0),
+        )
     if code == "deadline_exceeded":
         return Overloaded(
             f"{error.message or 'the call could not end in time'} Ask for fewer tokens, or retry "
             "later.",
+            code=code,
+            retry_after_ms=5000,
+        )
+    if code == "draining":
+        return Overloaded(
+            "the engine takes no new calls now and no other can take this one; retry in a few "
+            "seconds",
             code=code,
             retry_after_ms=5000,
         )
@@ -59,7 +81,10 @@ def refusal(error: EngineError, prompt_param: str = "prompt") -> AppError:
             retry_after_ms=2000,
         )
     if isinstance(error, RequestRefused):
-        field = prompt_param if error.field in ("prompt", "messages") else error.field
+        names = {
+            "prompt": prompt_param, "messages": prompt_param, "response_format": grammar_param,
+        }  # fmt: skip
+        field = names.get(error.field or "", error.field)
         return InvalidRequest(error.message, code=code, param=field)
     return InternalError(
         "the engine could not complete this call; retry it, and report the request id if it "

@@ -4,13 +4,14 @@ Nothing reaches the engine before the ledger has the row, and no database sessio
 """
 
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from app.adapters.resolution import ResolvedModel, resolve_for_call
 from app.caller import Caller
 from app.errors import AppError, InvalidRequest
 from app.inference.account import Account
-from app.inference.engines import EngineRouter
+from app.inference.engines import Engine, EngineRouter
 from app.inference.fields import refused
 from app.inference.generation import Generation
 from app.inference.prompts import encode_prompt
@@ -18,6 +19,7 @@ from app.inference.schemas import Call
 from app.limits.service import Limits, limit_headers, token_ceiling
 from app.platform import Platform
 from app.settings import Settings
+from app.tracing import traceparent
 from app.usage.entries import OpenEntry
 from app.usage.service import Ledger
 from engine.types import GenerateRequest, LatencyBudget, ModelDescription, SamplingParams
@@ -36,15 +38,26 @@ class Admitted:
     headers: dict[str, str]
 
 
-async def admit(platform: Platform, caller: Caller, call: Call, request_id: str) -> Admitted:
-    """Raises AppError; then nothing is held and nothing was billed."""
-    started_ms = platform.clock.monotonic_ms()
+async def admit(
+    platform: Platform,
+    caller: Caller,
+    call: Call,
+    request_id: str,
+    received_ms: float | None = None,
+) -> Admitted:
+    """Raises AppError; then nothing is held and nothing was billed.
+
+    `received_ms`: when the body was there in full (monotonic; default: now), which is where the
+    time to the first token begins.
+    """
+    started_ms = platform.clock.monotonic_ms() if received_ms is None else received_ms
     router: EngineRouter = platform.engines
     limits: Limits = platform.limits
     ledger: Ledger = platform.ledger
     model = await resolve_for_call(platform.db, caller, call.model, request_id=request_id)
     description = router.description(model.base_digest)
-    prompt = await encode_prompt(call, router.codec, description, caller.tenant_id)
+    codec = router.codec_of(description)
+    prompt = await encode_prompt(call, codec, description, caller.tenant_id)
     max_tokens = token_allowance(call, len(prompt), description, caller, platform.settings)
     request = GenerateRequest(
         request_id=request_id,
@@ -56,9 +69,16 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
         choices=call.choices,
         weight=caller.limits.weight,
         budget=latency_budget(call.budget, caller),
+        grammar=call.grammar,
         deadline_ms=platform.settings.engine_timeout_s * 1000.0,
+        traceparent=traceparent(),
     )
-    engine = router.choose(model.ref, model.base_digest)
+
+    def elsewhere(besides: Collection[str] = ()) -> Engine:
+        base = description.base_digest
+        return router.choose(model.ref, base, key=request_id, besides=besides)
+
+    engine = elsewhere()
     reserved = len(prompt) + call.choices * max_tokens
     held, decision = await limits.reserve(caller, request_id, reserved)
     opened = False
@@ -90,13 +110,16 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
     generation = Generation(
         request=request,
         engine=engine,
-        codec=router.codec,
+        codec=codec,
         stops=call.sampling.stop,
         account=Account(request_id, engine.address, ledger, limits, held, platform.clock),
         clock=platform.clock,
         started_ms=started_ms,
         prompt_param=call.prompt_param,
+        grammar_param=call.grammar_param,
+        tools=call.tools.names if call.tools is not None else None,
         running=platform.running,
+        elsewhere=elsewhere,
     )
     headers = limit_headers(decision) | (month.headers() if month is not None else {})
     headers |= {"x-loramux-adapter": adapter_header(model)}
@@ -163,11 +186,11 @@ def sampling_params(call: Call, max_tokens: int, description: ModelDescription) 
 def latency_budget(asked: LatencyBudget | None, caller: Caller) -> LatencyBudget:
     """The tenant's budget, loosened where the call asks for it and never tightened."""
     own = caller.limits
-    if asked is None:
-        return LatencyBudget(ttft_ms=own.ttft_ms, tpot_ms=own.tpot_ms)
+    asked = asked or LatencyBudget()
     return LatencyBudget(
         ttft_ms=_loosened("ttft_ms", asked.ttft_ms, own.ttft_ms),
         tpot_ms=_loosened("tpot_ms", asked.tpot_ms, own.tpot_ms),
+        percentile=own.budget_percentile,
     )
 
 

@@ -135,6 +135,19 @@ class Ledger:
         self._metrics.running(len(self._running))
         return min(left, key=lambda month: month.tokens, default=None)
 
+    async def move(self, request_id: str, engine: str) -> None:
+        """Another engine runs the request. Raises Overloaded while the database is away."""
+        try:
+            async with asyncio.timeout(DATABASE_TIMEOUT_S), self._db.transaction() as session:
+                await repository.move_open(session, request_id, engine)
+        except DATABASE_AWAY as error:
+            log.warning("ledger_unavailable", error=type(error).__name__)
+            raise Overloaded(
+                "usage cannot be recorded now; retry in a few seconds",
+                code="ledger_unavailable",
+                retry_after_ms=2000,
+            ) from error
+
     def close_soon(self, entry: FinalEntry) -> None:
         """Hands over how a request ended. Never waits and never raises."""
         self._running.discard(entry.request_id)
@@ -185,6 +198,7 @@ class Ledger:
             await repository.settle_months(session, closed)
             await sums_repository.add_closed(session, closed)
         self._metrics.closed(entry for _, entry in closed)
+        self._metrics.attributed((row.tenant_id, row.adapter_id, entry) for row, entry in closed)
         await self._acknowledge_all(entries)
         return len(closed)
 
