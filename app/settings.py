@@ -124,6 +124,9 @@ class Settings(BaseSettings):
     # ------------------------------------------------------------------ base model and engines
     base_model: Path = Field(default_factory=packaged_base_model)
     """A GGUF file or a Hugging Face checkpoint folder."""
+    tool_format: Literal["auto", "hermes", "none"] = "auto"
+    """How the base model writes tool calls. `auto` finds Hermes' format in its chat template;
+    `hermes` shows tools to a ChatML model whose template has none; `none` refuses tools."""
     engines: CommaList = Field(default_factory=_default_engine)
     """Addresses of the engines (comma separated): `ipc://path` or `tcp://host:port`."""
     engine_base_models: CommaList = []
@@ -175,8 +178,10 @@ class Settings(BaseSettings):
     """Largest `n`."""
     max_logit_bias: int = Field(default=300, ge=0)
     """Most entries of `logit_bias`."""
+    max_tools: int = Field(default=128, ge=1)
+    """Most tools of one request, and most calls in one of its messages."""
     max_schema_bytes: int = Field(default=64 * 1024, ge=64)
-    """Largest JSON schema of `response_format` or of a tool's parameters."""
+    """Largest JSON schema of `response_format`, and most bytes of all `tools` together."""
     max_stop_strings: int = Field(default=4, ge=0)
     """Most stop strings."""
     max_stop_characters: int = Field(default=256, ge=1)

@@ -183,10 +183,13 @@ class EngineClient:
             if not ended and self._welcome is not None:
                 self._outgoing.put_nowait(wire.Cancel(request.request_id))
 
-    async def cancel(self, request_id: str) -> None:
-        """Ends a request early; its iterator still brings the last output, with the usage."""
+    async def cancel(self, request_id: str, choice: int | None = None) -> None:
+        """Ends a request early, or one choice of it alone.
+
+        The iterator still brings the last output of what was ended; the request's has the usage.
+        """
         if self._welcome is not None:
-            self._outgoing.put_nowait(wire.Cancel(request_id))
+            self._outgoing.put_nowait(wire.Cancel(request_id, choice))
 
     # ---------------------------------------------------------------------- questions
 

@@ -188,8 +188,8 @@ class IoThread(threading.Thread):
         elif isinstance(message, wire.Generate):
             self._generate(peer, message.request)
         elif isinstance(message, wire.Cancel):
-            if self._sessions.owns(peer, message.request_id):
-                self._withdraw([message.request_id])
+            if self._sessions.owns(peer, message.request_id) and self._loop is not None:
+                self._loop.commands.put(Withdraw(message.request_id, message.choice))
         elif isinstance(message, wire.Call):
             try:
                 self._answer(peer, message)

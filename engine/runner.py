@@ -111,7 +111,9 @@ class CpuExecutor:
         self._step_lora = self._lora.new_batch(config.max_batch_tokens)
         self._logit_lora = self._lora.new_batch(config.max_batch_tokens)
         self._model = Llama(checkpoint, choice, self._cache, self._lora, self._description.modules)
-        if config.batch_invariant and not all(map(make_rows_stable, self._model.linears())):
+        if config.batch_invariant and not all(
+            map(make_rows_stable, self._model.linears_by_shape())
+        ):
             raise RuntimeError("this CPU's matrix products depend on the batch size: no invariance")
         self._sampler = sampler or Sampler(
             checkpoint.config.vocab_size, checkpoint.config.eos_token_ids, grammars

@@ -70,7 +70,10 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
+    """Ends a request, or one choice of it."""
+
     request_id: str
+    choice: int | None = None
 
 
 CallName = Literal["describe", "status", "forget", "journal", "acknowledge", "drain", "resume"]

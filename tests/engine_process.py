@@ -84,8 +84,9 @@ class InventedCore:
             raise RequestRefused("the prompt is empty", code="prompt_empty", field="prompt")
         self.running[request.request_id] = (request, 0)
 
-    def cancel(self, request_id: str) -> None:
-        if request_id in self.running:
+    def cancel(self, request_id: str, choice: int | None = None) -> None:
+        """Its requests have one choice, number 0."""
+        if request_id in self.running and not choice:
             self.cancelled.add(request_id)
             self.cancelled_at[request_id] = self.steps
 

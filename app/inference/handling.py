@@ -25,8 +25,10 @@ Parse = Callable[[dict[str, Any], Settings], Call]
 async def answer(request: Request, platform: Platform, caller: Caller, parse: Parse) -> Response:
     """Runs one call; `parse` is `chat_call` or `completion_call`. Raises AppError."""
     async with with_limit_headers(platform, caller):
-        call = parse(read_json(await request.body()), platform.settings)
-        admitted = await admit(platform, caller, call, request_id_of(request))
+        sent = await request.body()
+        received_ms = platform.clock.monotonic_ms()
+        call = parse(read_json(sent), platform.settings)
+        admitted = await admit(platform, caller, call, request_id_of(request), received_ms)
         envelope = _envelope(admitted, call, int(platform.clock.now().timestamp()))
         generation = admitted.generation
         if call.stream:

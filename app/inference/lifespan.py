@@ -21,6 +21,7 @@ from app.usage.service import Ledger
 from app.usage.spool import Spool
 from engine.client import EngineClient, load_client_curve
 from engine.text import TextCodec
+from engine.tool_format import ToolSetting
 from engine.types import ModelDescription
 
 TICK_S = 5.0
@@ -62,7 +63,7 @@ def open_router(platform: Platform) -> EngineRouter:
 
     return EngineRouter(
         settings.engines,
-        [partial(load_codec, path) for path in settings.base_models],
+        [partial(load_codec, path, settings.tool_format) for path in settings.base_models],
         lambda address: connect_engine(settings, address),
         note,
         wishes,
@@ -87,9 +88,9 @@ def open_ledger(platform: Platform) -> Ledger:
 
 
 @lru_cache(maxsize=8)
-def load_codec(base_model: Path) -> TextCodec:
+def load_codec(base_model: Path, tool_format: ToolSetting = "auto") -> TextCodec:
     """The base model's tokenizer and chat format, read once a process."""
-    return TextCodec.load(base_model)
+    return TextCodec.load(base_model, tool_format=tool_format)
 
 
 def connect_engine(settings: Settings, address: str) -> EngineLink:

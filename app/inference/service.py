@@ -37,9 +37,19 @@ class Admitted:
     headers: dict[str, str]
 
 
-async def admit(platform: Platform, caller: Caller, call: Call, request_id: str) -> Admitted:
-    """Raises AppError; then nothing is held and nothing was billed."""
-    started_ms = platform.clock.monotonic_ms()
+async def admit(
+    platform: Platform,
+    caller: Caller,
+    call: Call,
+    request_id: str,
+    received_ms: float | None = None,
+) -> Admitted:
+    """Raises AppError; then nothing is held and nothing was billed.
+
+    `received_ms`: when the body was there in full (monotonic; default: now), which is where the
+    time to the first token begins.
+    """
+    started_ms = platform.clock.monotonic_ms() if received_ms is None else received_ms
     router: EngineRouter = platform.engines
     limits: Limits = platform.limits
     ledger: Ledger = platform.ledger
@@ -104,6 +114,8 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
         clock=platform.clock,
         started_ms=started_ms,
         prompt_param=call.prompt_param,
+        grammar_param=call.grammar_param,
+        tools=call.tools.names if call.tools is not None else None,
         running=platform.running,
         elsewhere=elsewhere,
     )
@@ -171,11 +183,11 @@ def sampling_params(call: Call, max_tokens: int, description: ModelDescription) 
 def latency_budget(asked: LatencyBudget | None, caller: Caller) -> LatencyBudget:
     """The tenant's budget, loosened where the call asks for it and never tightened."""
     own = caller.limits
-    if asked is None:
-        return LatencyBudget(ttft_ms=own.ttft_ms, tpot_ms=own.tpot_ms)
+    asked = asked or LatencyBudget()
     return LatencyBudget(
         ttft_ms=_loosened("ttft_ms", asked.ttft_ms, own.ttft_ms),
         tpot_ms=_loosened("tpot_ms", asked.tpot_ms, own.tpot_ms),
+        percentile=own.budget_percentile,
     )
 
 

@@ -49,4 +49,6 @@ async def read_limits(
         max_rank=own.max_rank,
         ttft_ms=own.ttft_ms,
         tpot_ms=own.tpot_ms,
+        budget_percentile=own.budget_percentile,
+        weight=own.weight,
     )

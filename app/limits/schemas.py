@@ -37,3 +37,5 @@ class LimitsObject(BaseModel):
     max_rank: int
     ttft_ms: float | None
     tpot_ms: float | None
+    budget_percentile: float
+    weight: float

@@ -119,7 +119,10 @@ async def reserve_month(
 
 
 async def move_open(session: AsyncSession, request_id: str, engine: str) -> None:
-    """Names another engine in an open row: the one whose journal will count it."""
+    """Names another engine in an open row: the one whose journal will count it.
+
+    Of any tenant: for the api process that runs the request.
+    """
     await session.execute(
         update(UsageRecord)
         .where(UsageRecord.request_id == request_id, UsageRecord.status == "open")
@@ -129,7 +132,10 @@ async def move_open(session: AsyncSession, request_id: str, engine: str) -> None
 
 
 async def close_row(session: AsyncSession, entry: FinalEntry, closed_by: str) -> Closed | None:
-    """Closes an open row; None when the request has none (any more)."""
+    """Closes an open row; None when the request has none (any more).
+
+    Of any tenant: the row says whose it is.
+    """
     result = await session.execute(
         update(UsageRecord)
         .where(UsageRecord.request_id == entry.request_id, UsageRecord.status == "open")
@@ -197,6 +203,7 @@ async def month_used(session: AsyncSession, owner_id: str, month: str) -> tuple[
 async def renew_leases(
     session: AsyncSession, request_ids: Sequence[str], lease_until: datetime
 ) -> None:
+    """Of any tenant: for the api process that runs the requests."""
     await session.execute(
         update(UsageRecord)
         .where(UsageRecord.request_id.in_(request_ids), UsageRecord.status == "open")
@@ -208,7 +215,10 @@ async def renew_leases(
 async def expired(
     session: AsyncSession, now: datetime, most: int, *, after: str = ""
 ) -> list[tuple[str, str, datetime]]:
-    """(request id, engine, lease end) of open rows whose lease ended, in the order of the ids."""
+    """(request id, engine, lease end) of open rows whose lease ended, in the order of the ids.
+
+    Of any tenant: for the sweep.
+    """
     found = await session.execute(
         select(UsageRecord.request_id, UsageRecord.engine, UsageRecord.lease_until)
         .where(
@@ -233,6 +243,7 @@ async def count_open(session: AsyncSession, tenant_id: str) -> int:
 
 
 async def get(session: AsyncSession, request_id: str) -> UsageRecord | None:
+    """Of any tenant: for tests and the sweep, which have only the id."""
     return await session.get(UsageRecord, request_id)
 
 

@@ -161,15 +161,16 @@ def padded_rows(rows: int) -> int:
 _LEAST_ROWS = (1, 2, 4, 8, 16)
 
 
-def make_rows_stable(linear: Linear) -> bool:
+def make_rows_stable(linears: Sequence[Linear]) -> bool:
     """Pads the smallest batches as far as it takes that no row's bits depend on the batch size.
 
     oneDNN on AVX512 splits the sum of a single long row among registers, and no other batch's.
-    Returns False when padding does not help.
+    `linears` have one shape; the first one is tried. Returns False when padding does not help.
     """
     for least in _LEAST_ROWS:
-        linear.compute_at_least(least)
-        if rows_are_stable(linear):
+        for linear in linears:
+            linear.compute_at_least(least)
+        if rows_are_stable(linears[0]):
             return True
     return False
 

@@ -83,10 +83,10 @@ class Llama:
             self._lora.linear(group, lora, x, y)
         return y
 
-    def linears(self) -> list[Linear]:
-        """One linear of every shape."""
-        block = self._blocks[0]
-        return [block.qkv, block.o, block.gate_up, block.down, self._head]
+    def linears_by_shape(self) -> list[list[Linear]]:
+        """Every linear; those of one list have one shape."""
+        kinds = zip(*((b.qkv, b.o, b.gate_up, b.down) for b in self._blocks), strict=True)
+        return [*map(list, kinds), [self._head]]
 
     def _embed(self, batch: StepBatch) -> Tensor:
         hidden = torch.from_numpy(self._embedding.take(batch.tokens.numpy()))
