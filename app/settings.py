@@ -159,8 +159,9 @@ class Settings(BaseSettings):
     """Time that one validation check may take."""
     validation_memory_bytes: int = Field(default=4096 * _MIB, ge=256 * _MIB)
     """Address space of the process that runs one validation check."""
-    validation_lease_s: float = Field(default=180.0, gt=0)
-    """After this time without a sign of life a validation is given to another worker."""
+    validation_lease_s: float = Field(default=30.0, gt=0)
+    """After this time without a sign of life a validation is given to another worker; the one that
+    works on it renews its lease three times as often."""
     validation_attempts: int = Field(default=3, ge=1)
     """Attempts before a validation is marked `failed`."""
     validation_divergence_warn_nats: float = Field(default=8.0, gt=0)
@@ -251,6 +252,9 @@ class Settings(BaseSettings):
     """The same for beat, which leaves a sign whenever it looks at its timetable."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line that is written."""
+    tracing: bool = False
+    """Send OpenTelemetry traces by OTLP over HTTP, as the usual `OTEL_*` variables say. Needs the
+    extra `tracing`."""
     metrics_tenants: int = Field(default=50, ge=1, le=1000)
     """Tenants that have series of their own in `/metrics`; the rest is `other`."""
     metrics_adapters: int = Field(default=100, ge=1, le=1000)

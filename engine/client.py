@@ -438,4 +438,4 @@ class EngineClient:
         for request_id, stream in self._streams.items():
             if stream.arrived.qsize() <= MAX_BUFFERED_OUTPUTS:
                 stream.arrived.put_nowait(EngineUnavailable(error.message, code=error.code))
-                _log.warning("request %s fails: %s", request_id, error.code)
+                _log.warning("a request fails: %s", error.code, extra={"request_id": request_id})

@@ -18,6 +18,7 @@ from engine.__main__ import drain_on_sigterm
 from engine.curve import load_engine_curve
 from engine.errors import RequestRefused
 from engine.server import EngineServer, ServerOptions
+from engine.tracing import open_tracing
 from engine.types import (
     AdapterRef,
     EngineStatus,
@@ -217,6 +218,9 @@ def main(argv: list[str]) -> None:
         client_timeout_ms=1500.0,
         drain_ms=5_000.0,
         outbox_messages=int(argv[3]),
+        tracing=open_tracing("loramux-engine")
+        if "OTEL_EXPORTER_OTLP_ENDPOINT" in os.environ
+        else None,
     )
     server = EngineServer(options)
     drain_on_sigterm(server)

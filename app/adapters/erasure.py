@@ -69,7 +69,7 @@ async def _erase_rows(
         await repository.drop_aliases(session, adapter.id)
         adapter.erased_at = now
     else:
-        await _check_aliases(session, adapter, erased, number)
+        await check_aliases(session, adapter, erased, number)
         await release_live(session, adapter.id, erased, now)
     await run_repository.cancel_open(session, erased, now)
     for version in versions:
@@ -96,7 +96,7 @@ async def _erase_rows(
     return erasure.id
 
 
-async def _check_aliases(
+async def check_aliases(
     session: AsyncSession, adapter: Adapter, erased: set[str], number: int
 ) -> None:
     """An alias that somebody set by hand is not moved behind their back."""

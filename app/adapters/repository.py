@@ -186,6 +186,22 @@ async def versions_of(
     return rows.all()
 
 
+async def ready_on(
+    session: AsyncSession, base_digests: Iterable[str], limit: int
+) -> Sequence[AdapterVersion]:
+    """Ready versions of any tenant that were validated against these bases, oldest first."""
+    rows = await session.scalars(
+        select(AdapterVersion)
+        .where(
+            AdapterVersion.state == states.READY,
+            AdapterVersion.base_digest.in_(sorted(base_digests)),
+        )
+        .order_by(AdapterVersion.id)
+        .limit(limit)
+    )
+    return rows.all()
+
+
 async def last_number(session: AsyncSession, adapter_id: str) -> int:
     """The highest number ever given, erased versions included: numbers are not reused.
 

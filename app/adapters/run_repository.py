@@ -4,10 +4,11 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import and_, delete, or_, select, update
+from sqlalchemy import and_, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters.models import Check, ValidationRun
+from app.adapters import states
+from app.adapters.models import Adapter, AdapterVersion, Check, ValidationRun
 from app.adapters.repository import affected
 
 QUEUED = "queued"
@@ -41,6 +42,49 @@ async def latest_runs(
         .order_by(ValidationRun.id)
     )
     return {run.version_id: run for run in rows}
+
+
+async def page_newest(
+    session: AsyncSession, *, state: str | None, after: str | None, limit: int
+) -> Sequence[tuple[ValidationRun, AdapterVersion, Adapter]]:
+    """The newest run of each version of any tenant, newest first: for the operator."""
+    newest = select(func.max(ValidationRun.id)).group_by(ValidationRun.version_id)
+    query = (
+        select(ValidationRun, AdapterVersion, Adapter)
+        .join(AdapterVersion, AdapterVersion.id == ValidationRun.version_id)
+        .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+        .where(ValidationRun.id.in_(newest))
+    )
+    if state is not None:
+        query = query.where(ValidationRun.state == state)
+    if after is not None:
+        query = query.where(ValidationRun.id < after)
+    rows = await session.execute(query.order_by(ValidationRun.id.desc()).limit(limit))
+    return [(row[0], row[1], row[2]) for row in rows]
+
+
+async def count_open(session: AsyncSession) -> dict[str, int]:
+    """Runs that wait and that run, versions that failed, versions due on a new base model."""
+    runs = await session.execute(
+        select(ValidationRun.state, func.count())
+        .where(ValidationRun.state.in_(OPEN))
+        .group_by(ValidationRun.state)
+    )
+    counts = {QUEUED: 0, RUNNING: 0} | {str(row[0]): int(row[1]) for row in runs}
+    failed = await session.scalar(
+        select(func.count())
+        .select_from(AdapterVersion)
+        .where(AdapterVersion.state == states.FAILED)
+    )
+    due = await session.scalar(
+        select(func.count())
+        .select_from(AdapterVersion)
+        .where(
+            AdapterVersion.code == "base_changed",
+            AdapterVersion.state.in_((states.UPLOADED, states.VALIDATING)),
+        )
+    )
+    return counts | {"failed": failed or 0, "base_changed": due or 0}
 
 
 async def claim(

@@ -12,6 +12,7 @@ from app.adapters.base_models import remember
 from app.engines import service as engine_registry
 from app.inference.engines import Engine, EngineLink, EngineRouter
 from app.limits.open import open_limits
+from app.limits.service import Limits
 from app.platform import CheckResult, Platform, ReadinessCheck
 from app.processes import curve_dir
 from app.settings import Settings
@@ -38,7 +39,9 @@ async def lifespan(platform: Platform) -> AsyncIterator[None]:
     )
     ledger = platform.ledger = platform.ledger or open_ledger(platform)
     platform.checks["engine"] = _engine_check(engines)
+    platform.checks["limits"] = _limits_check(limits)
     await engines.start()
+    await limits.start()
     await ledger.start()
     ticker = asyncio.create_task(_tick(platform), name="ledger-tick")
     try:
@@ -104,6 +107,14 @@ def _engine_check(engines: EngineRouter) -> ReadinessCheck:
     async def check() -> CheckResult:
         problem = engines.problem()
         return CheckResult(problem is None, problem or "an engine is ready")
+
+    return check
+
+
+def _limits_check(limits: Limits) -> ReadinessCheck:
+    async def check() -> CheckResult:
+        problem = limits.problem()
+        return CheckResult(problem is None, problem or "limits are counted")
 
     return check
 

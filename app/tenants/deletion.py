@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters import erasure
+from app.adapters import erasure, resumable
 from app.adapters import repository as adapters
 from app.adapters import upload_repository as upload_rows
 from app.adapters.resources import Resources
@@ -142,6 +142,7 @@ async def carry_on(
             await _erase(resources, _eraser(tenant, deletion), row.name)
         if not rows:
             break
+    await resumable.drop_of_tenant(resources, tenant_id)
     await _close_if_done(resources, tenant_id)
     return await receipt(resources, tenant_id)
 

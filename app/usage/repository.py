@@ -98,10 +98,13 @@ async def insert_open(
 
 async def reserve_month(
     session: AsyncSession, owner_id: str, month: str, tokens: int, limit: int | None
-) -> bool:
-    """Reserves tokens of a month in one statement; False when they do not fit the limit."""
+) -> int | None:
+    """Reserves tokens of a month in one statement: what is billed and reserved then.
+
+    None when they do not fit the limit.
+    """
     if limit is not None and tokens > limit:
-        return False
+        return None
     row = {"owner_id": owner_id, "month": month, "tokens": 0, "reserved": tokens}
     fits: ColumnElement[bool] | None = None
     if limit is not None:
@@ -114,8 +117,9 @@ async def reserve_month(
     else:
         statement = sqlite.insert(UsageMonth).values(row)
     statement = statement.on_conflict_do_update(index_elements=keys, set_=added, where=fits)
-    taken = await session.execute(statement.returning(UsageMonth.owner_id))
-    return taken.first() is not None
+    taken = await session.execute(statement.returning(UsageMonth.tokens + UsageMonth.reserved))
+    total: int | None = taken.scalar()
+    return total
 
 
 async def move_open(session: AsyncSession, request_id: str, engine: str) -> None:
