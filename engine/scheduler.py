@@ -523,9 +523,10 @@ class Scheduler:
         self._wait_again(sequence, now_ms)
 
     def clear_adapter(self, adapter: AdapterRef, now_ms: float) -> None:
-        """Whatever runs with the adapter makes way; it is recomputed when it is its turn again."""
+        """Whatever runs with the adapter is set aside until it is the adapter's turn again."""
         for sequence in [s for s in self._running.values() if s.call.request.adapter == adapter]:
-            self._preempt(sequence, now_ms)
+            self._stop(sequence)
+            self._wait_again(sequence, now_ms)
 
     def _wait_again(self, sequence: Sequence, now_ms: float) -> None:
         adapter = sequence.call.request.adapter
