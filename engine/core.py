@@ -259,11 +259,21 @@ class EngineCore:
         if request.deadline_ms is not None:
             self._deadlines.push(_deadline(call), call)
 
-    def cancel(self, request_id: str) -> None:
-        """Ends a request, wherever it is; its last event comes with the next step."""
+    def cancel(self, request_id: str, choice: int | None = None) -> None:
+        """Ends a request, wherever it is, or one choice of it that has begun.
+
+        Its last event comes with the next step; what is over already stays as it is.
+        """
         call = self._calls.get(request_id)
-        if call is not None:
+        if call is None:
+            return
+        if choice is None:
             self._outbox += self._end(call, "cancelled", self._clock.now_ms())
+            return
+        for sequence in [s for s in call.sequences if call.forked and s.choice == choice]:
+            self._scheduler.remove(sequence)
+            self._forget_if_over(call)
+            self._outbox += call.end_events([choice], "cancelled", self._clock.now_ms())
 
     def forget(self, ref: AdapterRef) -> bool:
         """Erases an adapter: ends its requests, drops it from device, host and prefix cache.

@@ -268,11 +268,12 @@ class Call:
         error_message: str | None = None,
     ) -> list[RequestOutput]:
         """The last events of the choices that an error or a cancellation ends."""
+        last = len(choices) - 1 if not self.sequences else None  # nothing else of it runs
         return [
             self._event(
                 choice=choice,
                 finish=finish,
-                usage=self.usage(now_ms) if index == len(choices) - 1 else None,
+                usage=self.usage(now_ms) if index == last else None,
                 error_code=error_code,
                 error_message=error_message,
             )

@@ -19,6 +19,7 @@ from app.inference.schemas import Call
 from app.limits.service import Limits, limit_headers, token_ceiling
 from app.platform import Platform
 from app.settings import Settings
+from app.tracing import traceparent
 from app.usage.entries import OpenEntry
 from app.usage.service import Ledger
 from engine.types import GenerateRequest, LatencyBudget, ModelDescription, SamplingParams
@@ -70,6 +71,7 @@ async def admit(
         budget=latency_budget(call.budget, caller),
         grammar=call.grammar,
         deadline_ms=platform.settings.engine_timeout_s * 1000.0,
+        traceparent=traceparent(),
     )
 
     def elsewhere(besides: Collection[str] = ()) -> Engine:
@@ -81,7 +83,7 @@ async def admit(
     held, decision = await limits.reserve(caller, request_id, reserved)
     opened = False
     try:
-        await ledger.open(
+        month = await ledger.open(
             OpenEntry(
                 request_id=request_id,
                 tenant_id=caller.tenant_id,
@@ -114,10 +116,13 @@ async def admit(
         clock=platform.clock,
         started_ms=started_ms,
         prompt_param=call.prompt_param,
+        grammar_param=call.grammar_param,
+        tools=call.tools.names if call.tools is not None else None,
         running=platform.running,
         elsewhere=elsewhere,
     )
-    headers = limit_headers(decision) | {"x-loramux-adapter": adapter_header(model)}
+    headers = limit_headers(decision) | (month.headers() if month is not None else {})
+    headers |= {"x-loramux-adapter": adapter_header(model)}
     return Admitted(generation, model, description, headers)
 
 

@@ -60,7 +60,7 @@ class TenantDeletion(Base):
     """The name that it had, which somebody else may have by now."""
     complete: Mapped[bool] = mapped_column()
     counts: Mapped[dict[str, int]] = mapped_column(Json)
-    """{"keys_revoked", "users_removed", "sessions_ended"}"""
+    """{"keys_revoked", "users_removed", "sessions_ended", "uploads_dropped"}"""
     created_by: Mapped[str] = mapped_column(String(40))
     created_at: Mapped[datetime] = mapped_column()
     updated_at: Mapped[datetime] = mapped_column()

@@ -94,6 +94,7 @@ class TenantReceipt(BaseModel):
     keys_revoked: int
     users_removed: int
     sessions_ended: int
+    uploads_dropped: int
     calls_running: int
     adapters: DeletedAdapters
     kept: list[KeptItem]

@@ -14,6 +14,7 @@ from app.caller import Caller, TenantLimits
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.ids import new_id
 from app.settings import Settings
+from app.tables import Table, TableQuery
 from app.tenants import repository
 from app.tenants.models import Tenant
 
@@ -163,6 +164,14 @@ async def list_tenants(
 ) -> list[Tenant]:
     """Newest first; with `deleted`, also those that are gone."""
     return await repository.page(session, after=after, limit=limit, deleted=deleted)
+
+
+async def tenant_table(
+    session: AsyncSession, wanted: TableQuery, *, deleted: bool = False
+) -> Table[tuple[Tenant, datetime | None]]:
+    """A page of tenants, each with when it was last used; sorted by name, status, weight,
+    created_at or last_used_at."""
+    return await repository.table(session, wanted, deleted=deleted)
 
 
 def _apply(tenant: Tenant, changes: Mapping[str, Any]) -> None:

@@ -201,11 +201,11 @@ class AdapterPool:
     def unpin(self, ref: AdapterRef) -> None:
         self._device.unpin(ref)
 
-    def rank(self, ref: AdapterRef) -> int:
-        return self._entries[ref].max_rank
-
     def nbytes(self, ref: AdapterRef) -> int:
         return self._entries[ref].nbytes
+
+    def rank(self, ref: AdapterRef) -> int:
+        return self._entries[ref].max_rank
 
     def expected_ms(self, ref: AdapterRef, now_ms: float) -> float:
         """How long until the adapter is usable, if loads take as long as they did; 0: it is."""

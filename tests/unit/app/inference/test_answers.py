@@ -130,6 +130,20 @@ class TestStopStrings:
         assert engine.cancelled == [row.request_id]
         assert engine.running == 0
 
+    @pytest.mark.parametrize("streamed", [False, True])
+    async def test_a_choice_that_stops_first_does_not_run_on_beside_the_others(
+        self, api, engine, platform, streamed
+    ):
+        engine.texts = ("one END and much more", "the other choice stops nowhere at all")
+        body = {**HELLO, "model": BASE_NAME, "n": 2, "stop": ["END"], "stream": streamed}
+        response = await api.post("/v1/chat/completions", json=body)
+        row = await ledger_row(platform, response.headers["x-request-id"])
+        assert engine.cancelled_choices == [(row.request_id, 0)]
+        assert row.completion_tokens == len("one END") + len(engine.texts[1]) + 1
+        assert row.finish_reasons == ["stop", "stop"]
+        assert row.overshoot_tokens <= 1
+        assert engine.running == 0
+
 
 class TestMaxTokens:
     async def test_the_default_fits_context_tenant_and_minute(self, api, engine, platform):
