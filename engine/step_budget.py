@@ -18,6 +18,8 @@ LEAST_CHUNK = 16
 """A prompt's chunk is not cut below this: every chunk reads the weights once more."""
 PUNCTUALITY = 0.95
 """Of the tightest gap, what a step is planned to fill: beyond the upper quantile lie surprises."""
+BATCH_SHARE = 0.85
+"""Of the tightest budget, what decodes alone may grow to fill: prompts need the rest."""
 PATIENCE_STEPS = 16
 """Steps in a row that prompts may get nothing; then they get a least chunk."""
 
@@ -67,7 +69,7 @@ class Commitments:
         tightest_ms = min(self.tightest_ms, math.inf if tpot_ms is None else tpot_ms)
         if tightest_ms == math.inf or not times.known:
             return False
-        return times.upper_ms(self.with_one_more(sequence)) > PUNCTUALITY * tightest_ms
+        return times.upper_ms(self.with_one_more(sequence)) > BATCH_SHARE * tightest_ms
 
     def with_one_more(self, sequence: Sequence) -> StepShape:
         """A step of the firm decodes, the new one, and the share of the loose ones that must go."""
