@@ -30,6 +30,7 @@ DOMAINS = (
     "users",
     "audit",
     "adapters",
+    "webhooks",
     "limits",
     "usage",
     "inference",

@@ -1,6 +1,7 @@
 """Ending a rotation of the root secret: an old version goes when nothing needs it any more.
 
-Keys move to the new version when they are used; sessions and links end by themselves.
+Keys move to the new version when they are used, webhook secrets within the hour; sessions and
+links end by themselves.
 """
 
 from datetime import datetime
@@ -13,13 +14,18 @@ from app.crypto import FileSource
 from app.errors import Conflict
 from app.keys import repository as keys
 from app.users import repository as users
+from app.webhooks import repository as webhooks
 
 
 async def versions_in_use(session: AsyncSession, now: datetime) -> dict[int, int]:
-    """How many live keys, sessions and links each version of the root secret still holds up."""
+    """How many live keys, sessions, links and webhook secrets each version still holds up."""
     counts = await keys.count_by_version(session, now)
-    for version, count in (await users.count_sessions_by_version(session, now)).items():
-        counts[version] = counts.get(version, 0) + count
+    for others in (
+        await users.count_sessions_by_version(session, now),
+        await webhooks.count_by_secret_version(session, now),
+    ):
+        for version, count in others.items():
+            counts[version] = counts.get(version, 0) + count
     return counts
 
 
@@ -30,8 +36,8 @@ async def drop_drained(
     needed = (await versions_in_use(session, now)).get(version, 0)
     if needed:
         raise Conflict(
-            f"{needed} keys, sessions or links still depend on version {version}; revoke the keys "
-            "that nobody uses, or wait.",
+            f"{needed} keys, sessions, links or webhook secrets still depend on version {version}; "
+            "revoke the keys that nobody uses, or wait.",
             code="version_in_use",
         )
     await audit.record(

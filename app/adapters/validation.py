@@ -18,12 +18,14 @@ from app.adapters import base_models, repository, run_repository, states
 from app.adapters.check_process import Bounds, CheckCrashed, run_checks
 from app.adapters.live_alias import follow_live
 from app.adapters.models import Check, ValidationRun
+from app.adapters.notices import announce
 from app.adapters.outcome import GROUPS, CheckOutcome, first_failure
 from app.adapters.probes import Engine, ProbeInterrupted, Thresholds, probe
 from app.adapters.resources import Resources
 from app.audit import service as audit
 from app.ids import new_id
 from app.tenants import repository as tenants
+from app.webhooks.outbox import deliver_soon
 from engine.errors import AdapterMissing, EngineError, EngineUnavailable
 from engine.types import AdapterRef, ModelDescription
 
@@ -71,11 +73,13 @@ async def validate(resources: Resources, version_id: str) -> str:
     try:
         try:
             outcomes, description = await _check(resources, claim)
-            return await _conclude(resources, claim, outcomes, description)
+            result = await _conclude(resources, claim, outcomes, description)
         except NoVerdict as reason:
-            return await _put_back(resources, claim, reason)
+            result = await _put_back(resources, claim, reason)
     except LeaseLost:
         return "taken over"
+    await deliver_soon(resources.db, resources.queue, claim.tenant_id, resources.clock.now())
+    return result
 
 
 async def _claim(resources: Resources, version_id: str) -> Claim | None:
@@ -289,6 +293,7 @@ async def _conclude(
         if not moved:
             raise LeaseLost
         await follow_live(session, claim.adapter_id, claim.tenant_id, claim.version_id, now)
+        await announce(session, claim.version_id, resources.settings, now)
         await _audit(session, claim, "adapter.ready", {})
     return states.READY
 
@@ -314,6 +319,7 @@ async def _reject(
         )
         if not moved:
             raise LeaseLost
+        await announce(session, claim.version_id, resources.settings, resources.clock.now())
         await _audit(session, claim, "adapter.rejected", {"code": code})
     return states.REJECTED
 
@@ -368,6 +374,7 @@ async def _fail(resources: Resources, claim: Claim, reason: NoVerdict) -> str:
             code=reason.code,
             reason=reason.message,
         )
+        await announce(session, claim.version_id, resources.settings, resources.clock.now())
         await _audit(session, claim, "adapter.failed", {"code": reason.code})
     return states.FAILED
 
