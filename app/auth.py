@@ -16,7 +16,9 @@ from app.deps import PlatformDep
 from app.errors import Forbidden, InvalidRequest, Unauthenticated
 from app.keys import service as keys
 from app.keys import token
+from app.keys.access import check_access
 from app.keys.cache import KeyEntry
+from app.keys.networks import allows
 from app.platform import Platform
 from app.settings import Settings, is_loopback_host
 from app.users import repository as user_rows
@@ -66,8 +68,14 @@ def bearer(request: Request) -> str:
     return value.strip()
 
 
-async def authenticate_key(platform: Platform, text: str) -> Caller:
-    """The caller that a key stands for. Raises Unauthenticated, or Forbidden (tenant suspended).
+def client_address(request: Request) -> str | None:
+    """Where the request came from; a proxy's word counts only from LORAMUX_TRUSTED_PROXIES."""
+    return None if request.client is None else request.client.host
+
+
+async def authenticate_key(platform: Platform, text: str, address: str | None = None) -> Caller:
+    """The caller that a key stands for. Raises Unauthenticated, or Forbidden (tenant suspended,
+    or a key whose networks do not have the client's `address`).
 
     The text is checked before the database is asked, and its hash before anything is told about
     the key.
@@ -92,6 +100,13 @@ async def authenticate_key(platform: Platform, text: str) -> Caller:
             "`loramux keys create`.",
         )
     _check_times(platform, entry, key)
+    if not allows(entry.networks, address):
+        await platform.refusals.note(entry.caller, "source_network", address=address)
+        raise Forbidden(
+            f"The API key lmx_{key.public_id}_… may not be used from the address {address}; its "
+            "networks do not have it.",
+            code="network_not_allowed",
+        )
     if not entry.tenant_active:
         raise Forbidden(
             f"The tenant {entry.caller.tenant_name} is suspended; ask the operator.",
@@ -125,15 +140,25 @@ def _note_use(platform: Platform, entry: KeyEntry, key: token.KeyText, caller: C
 
 
 async def _api_caller(request: Request, platform: PlatformDep) -> Caller:
-    caller = await authenticate_key(platform, bearer(request))
+    caller = await authenticate_key(platform, bearer(request), client_address(request))
     if caller.role == "operator" or not caller.tenant_id:
+        await platform.refusals.note(caller, "operator_key_on_v1")
         raise Forbidden(
             "An operator key reaches /admin/v1 alone; calls to /v1 need a tenant's key, which "
             "carries its limits.",
             code="operator_key_on_v1",
         )
     request.state.caller = caller
+    await _within_access(request, platform, caller)
     return caller
+
+
+async def _within_access(request: Request, platform: Platform, caller: Caller) -> None:
+    try:
+        check_access(caller.access, request.method, request.url.path)
+    except Forbidden as refusal:
+        await platform.refusals.note(caller, refusal.code)
+        raise
 
 
 ApiCaller = Annotated[Caller, Depends(_api_caller)]
@@ -245,7 +270,7 @@ TenantAdmin = Annotated[Caller, Depends(_tenant_admin)]
 
 async def _operator_caller(request: Request, platform: PlatformDep) -> Caller:
     if "authorization" in request.headers:
-        caller = await authenticate_key(platform, bearer(request))
+        caller = await authenticate_key(platform, bearer(request), client_address(request))
     else:
         found = await open_session(request, platform)
         if found is None:
@@ -258,8 +283,10 @@ async def _operator_caller(request: Request, platform: PlatformDep) -> Caller:
             raise PasswordChangeNeeded("Change the one-time password in the console first.")
         caller = found.caller
     if caller.role != "operator":
+        await platform.refusals.note(caller, "operator_only")
         raise Forbidden("Only operators may use /admin/v1.", code="operator_only")
     request.state.caller = caller
+    await _within_access(request, platform, caller)
     return caller
 
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Role = Literal["operator", "tenant_admin", "tenant_viewer", "api_key"]
+KeyAccess = Literal["full", "inference", "read"]
+"""What a key may do: see app.keys.access."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Caller:
     adapter_scope: frozenset[str] | None = None  # adapter names; None: all of the tenant's
     limits: TenantLimits = field(default_factory=TenantLimits)
     key_limits: KeyLimits = field(default_factory=KeyLimits)
+    access: KeyAccess = "full"
 
     def may_call(self, adapter_name: str) -> bool:
         """Whether the key's scope covers this adapter."""

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.auth import authenticate_key, bearer, open_session
+from app.auth import authenticate_key, bearer, client_address, open_session
 from app.db import Database, head_revision, schema_revision
 from app.deps import PlatformDep
 from app.errors import AppError, Forbidden
@@ -27,15 +27,27 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz", include_in_schema=False)
 async def readyz(request: Request, platform: PlatformDep) -> Response:
-    """200 when every part answers, else 503; which part is told to operators alone."""
+    """200 when calls can be served, else 503, with the names of the parts that are missing.
+
+    What is wrong with each is told to operators alone.
+    """
     names = sorted(platform.checks)
     results = await asyncio.gather(*(_run(platform.checks[name]) for name in names))
-    ready = all(result.ok for result in results)
+    found = dict(zip(names, results, strict=True))
+    missing = [name for name, result in found.items() if result.needed and not result.ok]
+    degraded = [name for name, result in found.items() if not result.needed and not result.ok]
+    ready = not missing and not platform.drain.begun
     body: dict[str, Any] = {"status": "ready" if ready else "not ready"}
+    if platform.drain.begun:
+        body["status"] = "draining"
+    if missing:
+        body["missing"] = missing
+    if degraded:
+        body["degraded"] = degraded
     if await _is_operator(request, platform):
         body["checks"] = {
-            name: {"ok": result.ok, "detail": result.detail}
-            for name, result in zip(names, results, strict=True)
+            name: {"ok": result.ok, "needed": result.needed, "detail": result.detail}
+            for name, result in found.items()
         }
     return JSONResponse(body, status_code=200 if ready else 503)
 
@@ -83,7 +95,9 @@ async def _run(check: ReadinessCheck) -> CheckResult:
 async def _is_operator(request: Request, platform: Platform) -> bool:
     try:
         if "authorization" in request.headers:
-            return (await authenticate_key(platform, bearer(request))).role == "operator"
+            address = client_address(request)
+            caller = await authenticate_key(platform, bearer(request), address)
+            return caller.role == "operator"
         found = await open_session(request, platform)
     except (AppError, SQLAlchemyError, OSError):
         return False

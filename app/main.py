@@ -13,9 +13,10 @@ from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from app import api_docs, error_handlers, health
+from app import api_docs, error_handlers, health, parts
 from app.console.render import error_page
 from app.crypto import SecretError
+from app.draining import DrainGate
 from app.idempotency import service as idempotency
 from app.keys.last_used import FLUSH_EVERY_S
 from app.logging import configure_logging
@@ -34,6 +35,7 @@ DOMAINS = (
     "limits",
     "usage",
     "inference",
+    "engines",
     "console",
 )
 """Each may have `routes.py` with a `router`, and `lifespan.py` with
@@ -62,6 +64,7 @@ def create_app(settings: Settings | None = None, *, platform: Platform | None = 
     app.state.platform = platform
     app.state.render_console_error = error_page
     platform.checks["database"] = health.database_check(platform.db)
+    platform.checks |= parts.checks(platform)
     error_handlers.install(app)
     app.include_router(health.router)
     api_docs.install(app)
@@ -90,6 +93,7 @@ def _surround(app: FastAPI, platform: Platform) -> None:
         clock=platform.clock,
     )
     app.add_middleware(SameOrigin, public_url=settings.public_url, paths=("/console", "/admin/"))
+    app.add_middleware(DrainGate, drain=platform.drain)
     app.add_middleware(SecurityHeaders, https=settings.https)
     app.add_middleware(RequestContext, clock=platform.clock)
     if settings.trusted_proxies:
@@ -97,14 +101,19 @@ def _surround(app: FastAPI, platform: Platform) -> None:
 
 
 def body_rules(settings: Settings) -> list[BodyRule]:
-    """Uploads of adapters are large; everything else is small."""
+    """Uploads of adapters are large, and so are parts of them; everything else is small."""
     upload = BodyRule(
-        re.compile(r"/(v1|console)/(adapters|uploads)(/|$)"),
+        re.compile(r"/(v1/adapters|console/adapters/upload)/?$"),
         settings.max_adapter_bytes + MULTIPART_SLACK_BYTES,
         "LORAMUX_MAX_ADAPTER_BYTES",
     )
+    part = BodyRule(
+        re.compile(r"/(v1|console)/uploads/[^/]+/parts/"),
+        max(settings.upload_part_bytes, settings.max_body_bytes),
+        "LORAMUX_UPLOAD_PART_BYTES",
+    )
     other = BodyRule(re.compile(""), settings.max_body_bytes, "LORAMUX_MAX_BODY_BYTES")
-    return [upload, other]
+    return [upload, part, other]
 
 
 @asynccontextmanager

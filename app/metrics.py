@@ -3,8 +3,16 @@
 Labels are bounded: routes are templates, tenants and adapters never come from a request's text.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the number of series and nobody reads them
 REGISTRY = CollectorRegistry()
 
 HTTP_REQUESTS = Counter(
@@ -24,6 +32,12 @@ HTTP_OPEN = Gauge("loramux_http_open_requests", "Requests being answered.", regi
 REFUSALS = Counter(
     "loramux_refusals",
     "Requests refused, by error code.",
+    ["code"],
+    registry=REGISTRY,
+)
+BROKEN_STREAMS = Counter(
+    "loramux_broken_streams",
+    "Streams that ended with an error frame after they had begun, by error code.",
     ["code"],
     registry=REGISTRY,
 )

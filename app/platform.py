@@ -4,9 +4,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from app.audit.refusals import Refusals
 from app.clock import Clock, SystemClock
 from app.crypto import Passwords, Secrets
 from app.db import Database
+from app.draining import Drain
+from app.inference.running import RunningCalls
 from app.keys.cache import KeyCache
 from app.keys.last_used import LastUsed
 from app.settings import Settings
@@ -20,10 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One line of /readyz; `detail` is for operators alone."""
+    """One line of /readyz; `detail` is for operators alone. Calls are served without a part that
+    is not `needed`, and something else does not work."""
 
     ok: bool
     detail: str = ""
+    needed: bool = True
 
 
 ReadinessCheck = Callable[[], Awaitable[CheckResult]]
@@ -41,6 +46,9 @@ class Platform:
     keys: KeyCache
     last_used: LastUsed
     sign_in: SignIn
+    refusals: Refusals
+    drain: Drain
+    running: RunningCalls = field(default_factory=RunningCalls)
     checks: dict[str, ReadinessCheck] = field(default_factory=dict)
     # Set by app.inference.lifespan while the app runs; nothing asks for them before.
     engines: "EngineRouter" = None  # type: ignore[assignment]
@@ -50,6 +58,11 @@ class Platform:
     def forget_keys(self) -> None:
         """After a change to keys or tenants: this process asks the database again."""
         self.keys.clear()
+
+    def forget_tenant(self, tenant_id: str) -> None:
+        """After a tenant's deletion: this process refuses its calls and ends the running ones."""
+        self.keys.clear()
+        self.running.abort_tenant(tenant_id)
 
     async def close(self) -> None:
         await self.db.close()
@@ -77,4 +90,6 @@ def open_platform(
         keys=KeyCache(settings.auth_cache_s),
         last_used=LastUsed(db, clock),
         sign_in=SignIn(db, secrets, passwords, clock, settings),
+        refusals=Refusals(db, clock),
+        drain=Drain(clock, settings.drain_notice_s, settings.drain_grace_s),
     )

@@ -49,7 +49,7 @@ def engine_command(settings: Settings, listen: str) -> ProcessCommand:
     nicer than the api, which thus stays responsive even on a machine with few."""
     number = settings.engines.index(listen) if listen in settings.engines else 0
     options: dict[str, object] = {
-        "base-model": settings.base_model,
+        "base-model": settings.base_model_of(listen),
         "data-dir": settings.data_dir,
         "store-url": settings.adapter_store_url,
         "listen": listen,
@@ -60,11 +60,13 @@ def engine_command(settings: Settings, listen: str) -> ProcessCommand:
         "max-choices": settings.max_choices,
         "max-waiting-per-tenant": settings.tenant_max_waiting,
         "threads": settings.engine_threads,
+        "drain-ms": settings.drain_grace_s * 1000,
     }
     if listen.startswith("tcp://"):
         options["curve-dir"] = curve_dir(settings)
     flags = [f"--{name}={value}" for name, value in options.items()]
-    return ProcessCommand("engine", (*_PYTHON, "-m", "engine", *flags), nice=5)
+    name = "engine" if len(local_engines(settings)) < 2 else f"engine-{number}"
+    return ProcessCommand(name, (*_PYTHON, "-m", "engine", *flags), nice=5)
 
 
 def worker_command(settings: Settings) -> ProcessCommand:

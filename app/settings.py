@@ -107,7 +107,9 @@ class Settings(BaseSettings):
     adapter_store_url: str = Field(
         default_factory=lambda data: f"file://{Path(data['data_dir']).absolute()}/adapters"
     )
-    """Where adapters' files lie: `file:///folder`. Api, worker and engine must all reach it."""
+    """Where adapters' files lie: `file:///folder`, or `s3://bucket/prefix?endpoint=https://host`
+    (also `&region=`) with the credentials in the usual `AWS_*` variables and `loramux[s3]`
+    installed. Api, worker and engine must all reach it."""
 
     # ------------------------------------------------------------------ secrets
     root_secret_file: Path = Field(
@@ -124,6 +126,9 @@ class Settings(BaseSettings):
     """A GGUF file or a Hugging Face checkpoint folder."""
     engines: CommaList = Field(default_factory=_default_engine)
     """Addresses of the engines (comma separated): `ipc://path` or `tcp://host:port`."""
+    engine_base_models: CommaList = []
+    """The base model of each engine (files or folders), in the order of `engines`; unset: all
+    serve `base_model`. The api reads the tokenizer of each."""
     engine_public_keys: CommaList = []
     """CURVE public keys of the `tcp://` engines, in the order of `engines`."""
     engine_timeout_s: float = Field(default=600.0, gt=0)
@@ -138,6 +143,13 @@ class Settings(BaseSettings):
     # ------------------------------------------------------------------ adapters
     max_adapter_bytes: int = Field(default=512 * _MIB, ge=1024)
     """Largest adapter (both files together)."""
+    upload_part_bytes: int = Field(default=8 * _MIB, ge=1024)
+    """Size of the parts of a resumable upload."""
+    upload_expiry_s: float = Field(default=86_400.0, gt=0)
+    """A resumable upload that is not complete after this time is dropped, and its bytes are no
+    longer reserved."""
+    max_open_uploads: int = Field(default=16, ge=1)
+    """Resumable uploads that a tenant may have under way."""
     max_rank: int = Field(default=256, ge=1, le=1024)
     """Largest LoRA rank."""
     validation_timeout_s: float = Field(default=120.0, gt=0)
@@ -163,6 +175,8 @@ class Settings(BaseSettings):
     """Largest `n`."""
     max_logit_bias: int = Field(default=300, ge=0)
     """Most entries of `logit_bias`."""
+    max_schema_bytes: int = Field(default=64 * 1024, ge=64)
+    """Largest JSON schema of `response_format` or of a tool's parameters."""
     max_stop_strings: int = Field(default=4, ge=0)
     """Most stop strings."""
     max_stop_characters: int = Field(default=256, ge=1)
@@ -227,8 +241,27 @@ class Settings(BaseSettings):
     """Shortest password."""
 
     # ------------------------------------------------------------------ operation
+    drain_notice_s: float = Field(default=1.0, ge=0, le=300)
+    """After SIGTERM an api first says on `/readyz` for so long that it ends, and still serves; set
+    it to what your load balancer needs to notice."""
+    drain_grace_s: float = Field(default=20.0, ge=0, le=3600)
+    """Then running answers have this time to end, in the api and in the engine."""
+    api_hang_s: float = Field(default=30.0, gt=0)
+    """`loramux serve` replaces an api whose `/healthz` has not answered for so long."""
+    engine_hang_s: float = Field(default=60.0, gt=0)
+    """The same for an engine that stands still in a step or gives no sign of life."""
+    engine_start_s: float = Field(default=600.0, gt=0)
+    """How long an engine may take to load its model."""
+    worker_hang_s: float = Field(default=60.0, ge=15)
+    """The same for a worker whose loop stands still (it leaves a sign every 5 s)."""
+    beat_hang_s: float = Field(default=60.0, ge=15)
+    """The same for beat, which leaves a sign whenever it looks at its timetable."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line that is written."""
+    metrics_tenants: int = Field(default=50, ge=1, le=1000)
+    """Tenants that have series of their own in `/metrics`; the rest is `other`."""
+    metrics_adapters: int = Field(default=100, ge=1, le=1000)
+    """The same for adapters."""
     metrics_token: SecretStr | None = None
     """Bearer token for `/metrics`. Without one, `/metrics` answers loopback clients alone."""
 
@@ -309,6 +342,20 @@ class Settings(BaseSettings):
                 )
         return value
 
+    @field_validator("adapter_store_url", mode="after")
+    @classmethod
+    def _store(cls, value: str) -> str:
+        if not value.startswith(("file:///", "s3://")):
+            raise ValueError(
+                "LORAMUX_ADAPTER_STORE_URL must be file:///an/absolute/folder or s3://bucket/prefix"
+            )
+        if "@" in urlsplit(value).netloc:
+            raise ValueError(
+                "LORAMUX_ADAPTER_STORE_URL holds credentials, which every process list would show; "
+                "put them in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
+        return value
+
     @field_validator("root_secret", mode="after")
     @classmethod
     def _strong(cls, value: SecretStr | None) -> SecretStr | None:
@@ -324,12 +371,30 @@ class Settings(BaseSettings):
                 "LORAMUX_ENGINES names an engine over tcp, which needs its public key: set "
                 "LORAMUX_ENGINE_PUBLIC_KEYS, one for each engine (`loramux secrets init` makes it)"
             )
+        if self.engine_base_models and len(self.engine_base_models) != len(self.engines):
+            raise ValueError(
+                f"LORAMUX_ENGINE_BASE_MODELS names {len(self.engine_base_models)} models for "
+                f"{len(self.engines)} engines; name one for each, in the order of LORAMUX_ENGINES"
+            )
         if self.session_idle_s > self.session_absolute_s:
             raise ValueError(
                 "LORAMUX_SESSION_IDLE_S is longer than LORAMUX_SESSION_ABSOLUTE_S, so it would "
                 "never apply"
             )
         return self
+
+    def base_model_of(self, engine: str) -> Path:
+        """What the engine at this address serves."""
+        if self.engine_base_models and engine in self.engines:
+            named = self.engine_base_models[self.engines.index(engine)]
+            return Path(named).expanduser().absolute()
+        return self.base_model
+
+    @property
+    def base_models(self) -> list[Path]:
+        """Every base model that an engine may serve, once; the default one first."""
+        served = [self.base_model_of(engine) for engine in self.engines]
+        return list(dict.fromkeys(served or [self.base_model]))
 
     @property
     def https(self) -> bool:

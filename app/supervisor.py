@@ -2,7 +2,8 @@
 
 A child that ends is started again after a pause that doubles; one that hangs is killed first. An
 engine hangs when it beats but its step loop stands still in the middle of work, or when it gives
-no sign of life at all; an api when /healthz does not answer.
+no sign of life at all; an api when /healthz does not answer; worker and beat when the file that
+their loop touches grows old. How long each may hang is a setting.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 
@@ -21,24 +23,23 @@ from app.processes import (
     ProcessCommand,
     api_command,
     beat_command,
+    beat_sign,
     engine_command,
     local_engines,
     migrate_command,
     worker_command,
+    worker_sign,
 )
 from app.settings import Settings
 from app.users.service import ensure_operator
 from engine.client import ClientTimes, EngineClient
 
-ENGINE_HANG_S = 60.0
-"""How long an engine's step loop may stand still in the middle of work, or all of it be silent."""
-ENGINE_START_S = 600.0
-"""How long an engine may take to load its model."""
-API_HANG_S = 30.0
-"""How long /healthz may stay without an answer."""
 API_START_S = 60.0
+SIGN_START_S = 300.0
+"""How long a worker or beat may take to its first sign of life; one waits so for its broker."""
 GRACE_S = 30.0
 """How long the children get to end after SIGTERM before they are killed."""
+MORE_THAN_THE_DRAIN_S = 10.0
 TRIES_BEFORE_READY = 5
 COULD_NOT_START = 2
 """A child's exit status when starting it again would change nothing."""
@@ -54,10 +55,11 @@ class CannotStart(Exception):
 
 @dataclass
 class Kept:
-    """One process that is kept running."""
+    """One process that is kept running. The platform comes up without one that is `optional`."""
 
     command: ProcessCommand
     probe: Probe | None = None
+    optional: bool = False
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     child: Child | None = None
     restarts: int = 0
@@ -70,8 +72,16 @@ class Kept:
 class Supervisor:
     """Keeps processes running until `stop`."""
 
-    def __init__(self, kept: Sequence[Kept], say: Say, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        kept: Sequence[Kept],
+        say: Say,
+        clock: Clock | None = None,
+        *,
+        grace_s: float = GRACE_S,
+    ) -> None:
         self.kept = kept
+        self._grace_s = grace_s
         self._say = say
         self._clock = clock or SystemClock()
         self._stopping = asyncio.Event()
@@ -98,7 +108,7 @@ class Supervisor:
         while not self._stopping.is_set():
             started_ms = self._clock.monotonic_ms()
             kept.child = await Child.start(kept.command, self._say)
-            if kept.probe is None:
+            if kept.probe is None or kept.optional:
                 kept.ready.set()
             status, why = await self._one_life(kept, kept.child)
             if self._stopping.is_set():
@@ -145,7 +155,7 @@ class Supervisor:
             if kept.child is not None:
                 kept.child.terminate()
         if running:
-            _, late = await asyncio.wait(running, timeout=GRACE_S)
+            _, late = await asyncio.wait(running, timeout=self._grace_s)
             for kept in self.kept:
                 if kept.child is not None and late:
                     kept.child.kill()
@@ -161,13 +171,7 @@ def _in_words(status: int) -> str:
 # --------------------------------------------------------------------------- probes
 
 
-def engine_probe(
-    address: str,
-    clock: Clock,
-    *,
-    hang_s: float = ENGINE_HANG_S,
-    start_s: float = ENGINE_START_S,
-) -> Probe:
+def engine_probe(address: str, clock: Clock, *, hang_s: float, start_s: float) -> Probe:
     """Listens to the engine's beat."""
 
     async def watch(kept: Kept) -> str:
@@ -193,9 +197,7 @@ def engine_probe(
     return watch
 
 
-def api_probe(
-    url: str, clock: Clock, *, hang_s: float = API_HANG_S, start_s: float = API_START_S
-) -> Probe:
+def api_probe(url: str, clock: Clock, *, hang_s: float, start_s: float = API_START_S) -> Probe:
     """Asks /healthz. `url` is the api's own, without a proxy."""
 
     async def watch(kept: Kept) -> str:
@@ -211,6 +213,32 @@ def api_probe(
                     return "does not answer"
 
     return watch
+
+
+def sign_probe(sign: Path, clock: Clock, *, hang_s: float, start_s: float = SIGN_START_S) -> Probe:
+    """Looks at the file that the process touches while its loop turns."""
+
+    async def watch(kept: Kept) -> str:
+        started = clock.now().timestamp()
+        while True:
+            await asyncio.sleep(_PROBE_S)
+            touched = _touched(sign)
+            was_alive = touched >= started
+            if was_alive:
+                kept.ready.set()
+            silent_s = clock.now().timestamp() - max(touched, started)
+            if silent_s > (hang_s if was_alive else start_s):
+                return "gives no sign of life"
+
+    return watch
+
+
+def _touched(sign: Path) -> float:
+    """Unix seconds; 0 for a file that is not there."""
+    try:
+        return sign.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 async def _answers(http: httpx.AsyncClient, url: str) -> bool:
@@ -232,14 +260,25 @@ def api_url(settings: Settings) -> str:
 def platform_processes(settings: Settings, clock: Clock) -> list[Kept]:
     """What `serve` keeps running, in the order in which it is started."""
     engines = [
-        Kept(engine_command(settings, address), engine_probe(address, clock))
+        Kept(
+            engine_command(settings, address),
+            engine_probe(
+                address, clock, hang_s=settings.engine_hang_s, start_s=settings.engine_start_s
+            ),
+        )
         for address in local_engines(settings)
     ]
+    signs = {
+        worker_command: sign_probe(worker_sign(settings), clock, hang_s=settings.worker_hang_s),
+        beat_command: sign_probe(beat_sign(settings), clock, hang_s=settings.beat_hang_s),
+    }
     return [
         *engines,
-        Kept(worker_command(settings)),
-        Kept(beat_command(settings)),
-        Kept(api_command(settings), api_probe(api_url(settings), clock)),
+        *(Kept(command(settings), probe, optional=True) for command, probe in signs.items()),
+        Kept(
+            api_command(settings),
+            api_probe(api_url(settings), clock, hang_s=settings.api_hang_s),
+        ),
     ]
 
 
@@ -250,7 +289,8 @@ async def serve(settings: Settings, say: Say | None = None) -> None:
     _check_port(settings)
     await _migrate(settings, say)
     first = await _first_operator(settings)
-    supervisor = Supervisor(platform_processes(settings, clock), say, clock)
+    grace_s = settings.drain_notice_s + settings.drain_grace_s + MORE_THAN_THE_DRAIN_S
+    supervisor = Supervisor(platform_processes(settings, clock), say, clock, grace_s=grace_s)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop)
@@ -301,7 +341,7 @@ async def _greet(
     """Says where the console is, once everything serves."""
     for kept in supervisor.kept:
         await kept.ready.wait()
-        if kept.probe is not None:
+        if kept.probe is not None and not kept.optional:
             say("serve", f"{kept.name} is ready")
     say("serve", f"console  {settings.public_url}/console")
     say("serve", f"API      {settings.public_url}/v1")

@@ -27,6 +27,7 @@ from app.platform import Platform, open_platform
 from app.processes import WORKER_SIGN_S, beat_sign, worker_sign
 from app.settings import Settings, get_settings
 from app.task_queue import CeleryQueue, create_celery
+from app.tenants import deletion
 from app.usage.roll_up import roll_up
 from app.usage.sweep import close_expired
 from app.users import sessions
@@ -40,7 +41,7 @@ log = structlog.get_logger("loramux.worker")
 
 SWEEP_S = 10.0
 USAGE_SWEEP_S = 30.0
-ROLL_UP_S = 300.0
+ROLL_UP_S = 3600.0
 WEBHOOK_SWEEP_S = 10.0
 QUOTA_S = 30.0
 CLEAN_S = 3600.0
@@ -53,16 +54,19 @@ def encoder(settings: Settings) -> Callable[[ModelDescription, str], Sequence[in
 
     def encode(description: ModelDescription, text: str) -> Sequence[int]:
         try:
-            codec = load_codec(settings.base_model)
+            codecs = [load_codec(path) for path in settings.base_models]
         except (EngineError, OSError, ValueError) as error:
             raise EngineUnavailable(
-                "the worker cannot read the base model's tokenizer; set LORAMUX_BASE_MODEL to the "
-                "engine's files"
+                "the worker cannot read a base model's tokenizer; set LORAMUX_BASE_MODEL and "
+                "LORAMUX_ENGINE_BASE_MODELS to the engines' files"
             ) from error
-        if codec.tokenizer_digest != description.tokenizer_digest:
+        codec = next(
+            (c for c in codecs if c.tokenizer_digest == description.tokenizer_digest), None
+        )
+        if codec is None:
             raise EngineUnavailable(
-                "the engine's tokenizer is not the worker's; set LORAMUX_BASE_MODEL to the same "
-                "files for both"
+                "the worker has not the tokenizer of the engine's base model; set "
+                "LORAMUX_BASE_MODEL or LORAMUX_ENGINE_BASE_MODELS to the same files for both"
             )
         return codec.encode_chat([{"role": "user", "content": text}])
 
@@ -123,6 +127,7 @@ PERIODIC: dict[str, tuple[float, Work]] = {
     "webhooks.sweep": (WEBHOOK_SWEEP_S, lambda platform, _: webhook_tasks.sweep(platform)),
     "webhooks.quotas": (QUOTA_S, lambda platform, _: webhook_tasks.tell_quotas(platform)),
     "webhooks.clean": (CLEAN_S, lambda platform, _: webhook_tasks.clean(platform)),
+    "tenants.sweep": (SWEEP_S, lambda _, resources: deletion.sweep(resources)),
 }
 """task -> (seconds between two runs, what it does)."""
 

@@ -2,8 +2,10 @@
 
 import logging
 import os
+import platform
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 from engine.clock import SystemClock
@@ -29,18 +31,54 @@ def server_options(config: EngineConfig) -> ServerOptions:
     )
 
 
-def load_core(config: EngineConfig) -> tuple[Core, ModelDescription]:
-    """The model and everything above it; this is where torch is imported."""
+def load_core(
+    config: EngineConfig, at_end: Callable[[Callable[[], None]], object]
+) -> tuple[Core, ModelDescription]:
+    """The model and everything above it; this is where torch is imported.
+
+    `at_end` is given what is to be done once the engine has stopped.
+    """
     yield_cores(config.threads)
     from engine.adapters.loader import StoreLoader
     from engine.adapters.store import open_store
+    from engine.calibration import calibrate
     from engine.core import EngineCore
+    from engine.grammar import GrammarLimits, Grammars, Vocabulary
     from engine.runner import CpuExecutor
+    from engine.step_time import StepTimeFile
+    from engine.text import TextCodec
+
+    def load_vocabulary() -> Vocabulary:
+        return Vocabulary.of(TextCodec.load(config.base_model), executor.description.eos_token_ids)
 
     clock = SystemClock()
-    executor = CpuExecutor(config, clock)
+    limits = GrammarLimits(config.max_grammar_bytes, config.grammar_compile_ms)
+    grammars = Grammars(load_vocabulary, limits, clock)
+    executor = CpuExecutor(config, clock, grammars=grammars)
+    grammars.prepare()
     loader = StoreLoader(config, open_store(config.store_url), executor.description)
-    return EngineCore(config, executor, loader, clock), executor.description
+    description = executor.description
+    device = f"{description.backend} {processor()} {config.threads or os.cpu_count()} threads"
+    kept = StepTimeFile(config.data_dir / "step-times", description.base_digest, device)
+    known = kept.load()
+    core = EngineCore(config, executor, loader, clock, known, grammars)
+    if known is None and config.calibration_ms > 0:
+        calibrate(core, clock, config.calibration_ms)
+        kept.save(core.step_times)
+    at_end(lambda: kept.save(core.step_times))
+    return core, description
+
+
+def processor() -> str:
+    """The CPU's model, as far as the system tells."""
+    try:
+        with open("/proc/cpuinfo") as info:
+            for line in info:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
 
 
 def yield_cores(threads: int) -> None:
@@ -74,7 +112,10 @@ def main() -> int:
     try:
         server = EngineServer(server_options(config))
         drain_on_sigterm(server)
-        server.serve(lambda: load_core(config))
+        endings: list[Callable[[], None]] = []
+        server.serve(lambda: load_core(config, endings.append))
+        for end in endings:
+            end()
     except EngineError as error:
         _log.error("%s: %s", error.code, error.message)
         return 2

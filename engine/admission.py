@@ -1,10 +1,14 @@
 """What a request must satisfy before anything of it is kept."""
 
 import math
+from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.errors import RequestRefused
-from engine.types import GenerateRequest, ModelDescription
+from engine.forecast import Standing, first_token_ms
+from engine.request import Call
+from engine.step_time import StepTimes
+from engine.types import GenerateRequest, ModelDescription, SamplingParams
 
 
 def check_request(
@@ -40,6 +44,16 @@ def check_request(
         raise _out_of_range("weight", request.weight, "positive and finite")
     if request.deadline_ms is not None and not math.isfinite(request.deadline_ms):
         raise _out_of_range("deadline_ms", request.deadline_ms, "finite")
+    if not (math.isfinite(request.waited_ms) and request.waited_ms >= 0):
+        raise _out_of_range("waited_ms", request.waited_ms, "0 or more")
+    for name, budget_ms in (
+        ("budget.ttft_ms", request.budget.ttft_ms),
+        ("budget.tpot_ms", request.budget.tpot_ms),
+    ):
+        if budget_ms is not None and not (math.isfinite(budget_ms) and budget_ms > 0):
+            raise _out_of_range(name, budget_ms, "above 0, or none")
+    if not 0 < request.budget.percentile < 1:
+        raise _out_of_range("budget.percentile", request.budget.percentile, "between 0 and 1")
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
         raise _out_of_range("temperature", sampling.temperature, "0 or more")
     if not 0 < sampling.top_p <= 1:
@@ -58,12 +72,75 @@ def check_request(
             raise _out_of_range("logit_bias", token, f"0..{description.vocab_size - 1}")
         if math.isnan(bias) or bias == math.inf:
             raise _out_of_range("logit_bias", bias, "a number or -inf")
+    if request.grammar is not None:
+        _check_grammar(sampling)
     for name, count in (
         ("logprobs", sampling.logprobs),
         ("prompt_logprobs", request.prompt_logprobs),
     ):
         if count is not None and not 0 <= count <= description.vocab_size:
             raise _out_of_range(name, count, f"0..{description.vocab_size}")
+
+
+def _check_grammar(sampling: SamplingParams) -> None:
+    """What would leave a grammar's row without any token that it may draw."""
+    if sampling.min_tokens or sampling.ignore_eos:
+        name = "min_tokens" if sampling.min_tokens else "ignore_eos"
+        raise RequestRefused(
+            f"{name} and a grammar contradict each other: the grammar says where an answer ends.",
+            code="out_of_range",
+            field=name,
+        )
+    if -math.inf in sampling.logit_bias.values():
+        raise _out_of_range("logit_bias", -math.inf, "finite where there is a grammar")
+
+
+NEVER_RETRY_MS = 60_000.0
+"""When to ask again for a budget that this engine cannot keep even alone."""
+
+
+class Queue(Protocol):
+    """What the forecast needs of the scheduler."""
+
+    def standing(self, call: Call, now_ms: float, *, everybody: bool = False) -> Standing: ...
+
+    def smallest_step_ms(self, call: Call) -> float: ...
+
+
+def refuse_late(
+    call: Call, queue: Queue, times: StepTimes, margin: float, now_ms: float
+) -> RequestRefused | None:
+    """The refusal of a request whose budget cannot be kept, or None.
+
+    `margin`: what predictions for this tenant are multiplied with. Without a budget nobody is
+    refused, nor while the step-time model knows nothing.
+    """
+    budget = call.request.budget
+    if budget.tpot_ms is not None and (alone_ms := queue.smallest_step_ms(call)) > budget.tpot_ms:
+        return RequestRefused(
+            f"A token takes about {alone_ms:.1f} ms here even alone; the budget is "
+            f"{budget.tpot_ms:g} ms. Loosen tpot_ms.",
+            code="budget_unattainable",
+            field="loramux.tpot_ms",
+            retry_after_ms=NEVER_RETRY_MS,
+        )
+    if budget.ttft_ms is None or not times.known:
+        return None
+    left_ms = budget.ttft_ms - call.request.waited_ms
+    if margin * first_token_ms(queue.standing(call, now_ms, everybody=True), times) <= left_ms:
+        return None
+    wait_ms = margin * first_token_ms(queue.standing(call, now_ms), times)
+    if wait_ms <= left_ms:
+        return None
+    return RequestRefused(
+        f"The first token would come in about {wait_ms:.0f} ms; the budget is "
+        f"{budget.ttft_ms:g} ms"
+        + (f", of which {call.request.waited_ms:.0f} are gone" if call.request.waited_ms else "")
+        + ". Try again later, or loosen ttft_ms.",
+        code="budget_unattainable",
+        field="loramux.ttft_ms",
+        retry_after_ms=wait_ms - left_ms,
+    )
 
 
 def _out_of_range(name: str, value: float, allowed: str) -> RequestRefused:

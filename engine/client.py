@@ -19,7 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 from engine import wire
 from engine.clock import Clock, SystemClock
 from engine.curve import CurveKeyError, CurveKeys, create_curve_keys, load_client_curve
-from engine.errors import EngineError, EngineUnavailable, RequestRefused
+from engine.errors import EngineError, EngineUnavailable, NotStarted, RequestRefused
 from engine.ipc import ipc_path
 from engine.types import (
     PROTOCOL_VERSION,
@@ -119,7 +119,11 @@ class EngineClient:
     @property
     def alive(self) -> bool:
         """Whether the engine takes new requests: connected, loaded, not hung, not draining."""
-        return self._beat is not None and self._beat.ready and not (self.hung or self.draining)
+        return self._ready and not (self.hung or self.draining)
+
+    @property
+    def _ready(self) -> bool:
+        return self._beat is not None and self._beat.ready
 
     @property
     def hung(self) -> bool:
@@ -141,14 +145,18 @@ class EngineClient:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         """The request's outputs up to the one that has `usage`.
 
-        Raises RequestRefused or AdapterRefused when the engine refuses it, EngineUnavailable when
-        the engine dies, hangs or loses a message. Closing the iterator early cancels the request.
+        Raises RequestRefused or AdapterRefused when the engine refuses it, NotStarted when it is
+        not there or takes no new ones, EngineUnavailable when it dies, hangs or loses a message.
+        Closing the iterator early cancels the request.
         """
         try:
             wire.check(wire.Generate(request))
         except wire.WireError as error:
             raise RequestRefused(str(error)) from None
-        await self._until_alive(self._times.connect_s)
+        try:
+            await self._until(lambda: self.alive, self._patience_s())
+        except EngineUnavailable as error:
+            raise NotStarted(error.message, code=error.code) from None
         if request.request_id in self._streams:
             raise RequestRefused(
                 "a request with this id is running already", code="duplicate_request_id"
@@ -184,7 +192,7 @@ class EngineClient:
 
     async def describe(self, timeout_s: float = 60.0) -> ModelDescription:
         """The base model; waits up to `timeout_s` for an engine that is still loading."""
-        await self._until_alive(timeout_s)
+        await self._until(lambda: self._ready and not self.hung, 0.0 if self.hung else timeout_s)
         if self._description is None:
             self._description = (await self._ask("describe")).description
         assert self._description is not None
@@ -199,6 +207,13 @@ class EngineClient:
     async def forget(self, ref: AdapterRef) -> bool:
         """Drops an adapter from every tier and the prefix cache; True once nothing is left."""
         return bool((await self._ask("forget", adapter=ref)).forgotten)
+
+    async def drain(self) -> None:
+        """The engine refuses new requests until `resume`; those that it has run to their end."""
+        await self._ask("drain")
+
+    async def resume(self) -> None:
+        await self._ask("resume")
 
     async def journal(self, request_ids: Iterable[str]) -> list[JournalEntry]:
         """Token counts of those requests that the engine still keeps."""
@@ -231,11 +246,6 @@ class EngineClient:
 
     # ---------------------------------------------------------------------- the connection
 
-    async def _until_alive(self, timeout_s: float) -> None:
-        if self.hung:
-            raise self._unavailable()
-        await self._until(lambda: self.alive, timeout_s)
-
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
@@ -247,11 +257,15 @@ class EngineClient:
         except TimeoutError:
             raise self._unavailable() from None
 
+    def _patience_s(self) -> float:
+        """How long a request waits for an engine that does not take it now."""
+        return 0.0 if self.hung or self.draining else self._times.connect_s
+
     def _unavailable(self) -> EngineUnavailable:
         if self.hung:
             return EngineUnavailable("the engine hangs", code="engine_hung")
         if self.draining:
-            return EngineUnavailable("the engine is shutting down", code="engine_draining")
+            return EngineUnavailable("the engine takes no new requests now", code="draining")
         if self._beat is not None:
             return EngineUnavailable("the engine is still loading", code="engine_loading")
         return EngineUnavailable(self._why)

@@ -51,10 +51,15 @@ class EngineConfig:
     max_choices: Annotated[int, "most choices of one request"] = 8
     max_waiting: Annotated[int, "most requests that wait to start"] = 512
     max_waiting_per_tenant: Annotated[int, "the same, of one tenant"] = 128
-    policy: Annotated[Literal["vtc", "fcfs"], "who runs next"] = "vtc"
+    policy: Annotated[Literal["slo", "vtc", "fcfs"], "who runs next"] = "slo"
     queue_aging_ms: Annotated[
         float, "wait after which a request gets a share of its own of the admissions"
     ] = 10_000.0
+    calibration_ms: Annotated[
+        float, "longest time for priming the step-time model at a first start; 0: none"
+    ] = 2000.0
+    max_grammar_bytes: Annotated[int, "largest schema or grammar of a request"] = 128 << 10
+    grammar_compile_ms: Annotated[float, "longest time that one may be compiled"] = 10_000.0
     prefix_caching: Annotated[bool, "keep the KV blocks of finished prompts"] = True
 
     threads: Annotated[int, "CPU threads; 0: all cores"] = 0

@@ -7,21 +7,26 @@ from collections import Counter, deque
 
 from engine.adapters.loading import Loader
 from engine.adapters.pool import AdapterPool, PoolEvents
-from engine.admission import check_request
+from engine.admission import check_request, refuse_late
 from engine.arena import Arena
+from engine.attribution import Attribution
 from engine.clock import Clock
 from engine.config import EngineConfig
-from engine.errors import RequestRefused
+from engine.errors import EngineError, NotStarted, RequestRefused
+from engine.grammar import GrammarSource
 from engine.kv_blocks import KvBlocks, blocks_for, prefix_seed
 from engine.policy import SYSTEM_WEIGHT, make_policy
 from engine.request import Call, Sequence, charged_tenant
 from engine.scheduler import Scheduler
+from engine.step_counts import StepCounter
+from engine.step_time import StepTimes
 from engine.types import (
     AdapterRef,
     EngineStatus,
     Executor,
     FinishReason,
     GenerateRequest,
+    Grammar,
     RequestOutput,
     RowResult,
     StepPlan,
@@ -37,20 +42,30 @@ log = logging.getLogger(__name__)
 
 class EngineCore:
     def __init__(
-        self, config: EngineConfig, executor: Executor, loader: Loader, clock: Clock
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        loader: Loader,
+        clock: Clock,
+        step_times: StepTimes | None = None,
+        grammars: GrammarSource | None = None,
     ) -> None:
+        """`step_times`: what is known of this device already; learned further with every step."""
         self._config = config
+        self._grammars = grammars
         self._executor = executor
         self._clock = clock
         self._description = executor.description
         self._arena = Arena(executor.extent_count)
         self._blocks = KvBlocks(self._arena, prefix_caching=config.prefix_caching)
-        policy = make_policy(config.policy)
+        self.step_times = step_times or StepTimes()
+        self._policy = policy = make_policy(config.policy)
         self._pool = AdapterPool(config, self._arena, self._blocks, executor, loader, policy)
-        self._scheduler = Scheduler(config, self._blocks, self._pool, policy)
+        self._scheduler = Scheduler(config, self._blocks, self._pool, policy, self.step_times)
         self._eos = frozenset(self._description.eos_token_ids)
         self._calls: dict[str, Call] = {}
         self._deadlines: LazyHeap[Call] = LazyHeap()  # of requests that have not started
+        self._attribution = Attribution()
         self._outbox: list[RequestOutput] = []  # events that came about between steps
         self._arrivals = 0
         self._draining = False
@@ -58,6 +73,7 @@ class EngineCore:
         self._started_ms = clock.now_ms()
         self._step_ms: deque[float] = deque(maxlen=STEP_TIMES)
         self._steps = 0
+        self._step_counts = StepCounter()
         self._prompt_tokens = 0
         self._completion_tokens = 0
 
@@ -68,6 +84,7 @@ class EngineCore:
         now_ms = self._clock.now_ms()
         outputs, self._outbox = self._outbox, []
         outputs += self._take_in_adapters(now_ms)
+        outputs += self._take_in_grammars(now_ms)
         outputs += self._expire(now_ms)
         plan = self._scheduler.schedule(now_ms)
         if plan is None:
@@ -77,7 +94,11 @@ class EngineCore:
         except Exception:
             log.exception("step %d failed with %d rows", plan.step, len(plan.rows))
             return outputs + self._give_up(plan)
-        return outputs + self._emit(plan, result)
+        self._attribute(plan, result, now_ms)
+        outputs += self._emit(plan, result)
+        # all that lies between two tokens of a decode, not the device's part alone
+        self.step_times.observe(self._scheduler.shape, self._clock.now_ms() - now_ms)
+        return outputs
 
     @property
     def has_work(self) -> bool:
@@ -96,6 +117,21 @@ class EngineCore:
             outputs += self._end(sequence.call, "error", now_ms, code, message)
         return outputs
 
+    def _take_in_grammars(self, now_ms: float) -> list[RequestOutput]:
+        outputs: list[RequestOutput] = []
+        if self._grammars is None:
+            return outputs
+        for compiled in self._grammars.poll():
+            call = self._calls.get(compiled.request_id)
+            if call is None or not call.compiling:
+                continue
+            refused = compiled.refused
+            if refused is None:
+                self._scheduler.grammar_ready(call, now_ms)
+            else:
+                outputs += self._end(call, "error", now_ms, refused.code, refused.message)
+        return outputs
+
     def _expire(self, now_ms: float) -> list[RequestOutput]:
         outputs: list[RequestOutput] = []
         while (call := self._deadlines.peek()) is not None and _deadline(call)[0] <= now_ms:
@@ -105,9 +141,16 @@ class EngineCore:
                 outputs += self._end(call, "error", now_ms, "deadline_exceeded", message)
         return outputs
 
+    def _attribute(self, plan: StepPlan, result: StepResult, since_ms: float) -> None:
+        """Charges the requests of a step for it, those that end with it too."""
+        running, nbytes = self._scheduler.sequences, self._pool.nbytes
+        now_ms = self._clock.now_ms()
+        self._attribution.charge_step(plan, result.duration_ms, running, nbytes, since_ms, now_ms)
+
     def _emit(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         self._steps += 1
         self._step_ms.append(result.duration_ms)
+        self._step_counts.observe(plan, result.duration_ms)
         now_ms = self._clock.now_ms()
         outputs: list[RequestOutput] = []
         for row, row_result in zip(plan.rows, result.rows, strict=True):
@@ -117,6 +160,12 @@ class EngineCore:
             if not row_result.finite:
                 message = "The model's output was not finite for this request."
                 outputs += self._end(sequence.call, "error", now_ms, "non_finite_logits", message)
+            elif row_result.stuck:
+                message = (
+                    "The schema is too complex: while the answer was written it outgrew its "
+                    "bounds. Use simpler patterns."
+                )
+                outputs += self._end(sequence.call, "error", now_ms, "schema_too_complex", message)
             elif row_result.token_ids:
                 outputs.append(self._take_tokens(sequence, row_result, now_ms))
         return outputs
@@ -125,6 +174,7 @@ class EngineCore:
         call = sequence.call
         if call.first_token_ms is None:
             call.first_token_ms = now_ms
+            self._note_first_token(call)
             self._prompt_tokens += len(call.request.prompt)
         taken: list[int] = []
         finish: FinishReason | None = None
@@ -136,9 +186,23 @@ class EngineCore:
         call.completion_tokens += len(taken)
         self._completion_tokens += len(taken)
         if finish is not None:
+            self._note_finished(sequence, now_ms)
             self._scheduler.remove(sequence)
             self._forget_if_over(call)
         return call.token_event(sequence, taken, result.logprobs, finish, now_ms)
+
+    def _note_first_token(self, call: Call) -> None:
+        if (met := call.ttft_met) is not None:
+            percentile = call.request.budget.percentile
+            self._policy.attainment.first_token(call.tenant, percentile, met=met)
+
+    def _note_finished(self, sequence: Sequence, now_ms: float) -> None:
+        """The last token of a choice is due with as many budgets as tokens followed the first."""
+        budget, first_ms = sequence.call.request.budget, sequence.first_token_ms
+        if budget.tpot_ms is None or first_ms is None or len(sequence.generated) < 2:
+            return
+        met = now_ms <= first_ms + budget.tpot_ms * (len(sequence.generated) - 1)
+        self._policy.attainment.finished(sequence.tenant, budget.percentile, met=met)
 
     def _give_up(self, plan: StepPlan) -> list[RequestOutput]:
         """A step that failed ends the requests it carried; nobody else's."""
@@ -176,7 +240,15 @@ class EngineCore:
             eos_token_ids=self._eos,
         )
         self._check_size(call)
-        self._scheduler.add(call, now_ms)
+        self._check_budget(call, now_ms)
+        if request.grammar is not None:
+            self._begin_grammar(request, request.grammar)
+            call.compiling = True
+        try:
+            self._scheduler.add(call, now_ms)
+        except EngineError:
+            self._drop_grammar(request)
+            raise
         self._arrivals += 1
         self._calls[request.request_id] = call
         if request.deadline_ms is not None:
@@ -203,9 +275,22 @@ class EngineCore:
         """Refuses new requests from now on; those that are here run to their end."""
         self._draining = True
 
+    def _begin_grammar(self, request: GenerateRequest, grammar: Grammar) -> None:
+        if self._grammars is None:
+            raise RequestRefused(
+                "This engine follows no grammars; ask for text.",
+                code="grammar_unavailable",
+                field="response_format",
+            )
+        self._grammars.compile(request.request_id, charged_tenant(request), grammar)
+
+    def _drop_grammar(self, request: GenerateRequest) -> None:
+        if self._grammars is not None and request.grammar is not None:
+            self._grammars.drop(request.request_id)
+
     def _check_room(self, request: GenerateRequest) -> None:
         if self._draining:
-            raise RequestRefused(
+            raise NotStarted(
                 "This engine is shutting down; send the request again.", code="draining"
             )
         if request.request_id in self._calls:
@@ -235,6 +320,21 @@ class EngineCore:
                 field="max_tokens",
             )
 
+    def _check_budget(self, call: Call, now_ms: float) -> None:
+        """Refuses at once what could only be late. Raises RequestRefused."""
+        if not self._policy.keeps_budgets:
+            return
+        refusal = refuse_late(
+            call,
+            self._scheduler,
+            self.step_times,
+            self._policy.attainment.margin(call.tenant),
+            now_ms,
+        )
+        if refusal is not None:
+            self._policy.attainment.refused(call.tenant, call.request.budget.percentile)
+            raise refusal
+
     def _end(
         self,
         call: Call,
@@ -258,6 +358,7 @@ class EngineCore:
         if call.sequences:
             return
         del self._calls[call.request.request_id]
+        self._drop_grammar(call.request)
         if call.request.deadline_ms is not None:
             self._deadlines.remove(_deadline(call))
 
@@ -288,6 +389,10 @@ class EngineCore:
             completion_tokens_total=self._completion_tokens,
             preemptions_total=self._scheduler.preemptions,
             draining=self._draining,
+            attainment=self._policy.attainment.counts(),
+            step_counts=self._step_counts.counts(),
+            loads_total=self._pool.loads,
+            evictions_total=self._pool.evictions,
         )
 
 

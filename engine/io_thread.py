@@ -16,11 +16,20 @@ import zmq
 from engine import wire
 from engine.clock import Clock
 from engine.curve import EngineCurve
-from engine.errors import EngineError, EngineUnavailable, RequestRefused
+from engine.errors import EngineError, EngineUnavailable, NotStarted, RequestRefused
 from engine.ipc import AddressRefused
 from engine.journal import Journal
 from engine.sessions import Peer, Sessions
-from engine.step_loop import AskStatus, Forget, Mail, RefusedMail, StepLoop, Submit, Withdraw
+from engine.step_loop import (
+    AskStatus,
+    Forget,
+    Hold,
+    Mail,
+    RefusedMail,
+    StepLoop,
+    Submit,
+    Withdraw,
+)
 from engine.types import PROTOCOL_VERSION, GenerateRequest, ModelDescription
 from engine.zap import DOMAIN, ZapGate
 
@@ -196,7 +205,7 @@ class IoThread(threading.Thread):
     def _generate(self, peer: Peer, request: GenerateRequest) -> None:
         error: EngineError
         if self._loop is None:
-            error = EngineUnavailable("the engine is still loading", code="engine_loading")
+            error = NotStarted("the engine is still loading", code="engine_loading")
         elif not self._sessions.claim(peer, request.request_id):
             error = RequestRefused(
                 "a request with this id is running already", code="duplicate_request_id"
@@ -222,6 +231,8 @@ class IoThread(threading.Thread):
             self._send(peer, wire.Reply(call.number, description=self._description))
         elif call.name == "status":
             self._loop.commands.put(AskStatus(peer, call.number))
+        elif call.name in ("drain", "resume"):
+            self._loop.commands.put(Hold(peer, call.number, held=call.name == "drain"))
         elif call.adapter is None:
             raise RequestRefused("forget needs an adapter", field="adapter")
         else:

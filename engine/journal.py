@@ -1,6 +1,7 @@
 """Token counts of every request on disk until the api has them in its ledger.
 
-One JSON line a change: {"r": id, "p": prompt, "c": completion, "f": finish, "w": wall ms}, or
+One JSON line a change: {"r": id, "p": prompt, "c": completion, "f": finish, "w": wall ms}, with
+cached tokens "k" and the cost ("pm", "dm" ms, "ab" byte-seconds) once it has ended, or
 {"a": [ids]} once acknowledged. The last line of a request counts. A thread writes what changed
 several times a second and fsyncs each second, so the step path never waits for the disk. A line
 torn by a crash is the last one; it is cut off at the next start.
@@ -33,6 +34,10 @@ class _Line(msgspec.Struct, omit_defaults=True):
     f: FinishReason | None = None
     w: int = 0
     a: list[str] = []
+    k: int = 0
+    pm: float = 0.0
+    dm: float = 0.0
+    ab: float = 0.0
 
 
 class _Counts(msgspec.Struct):
@@ -43,6 +48,10 @@ class _Counts(msgspec.Struct):
     finish: FinishReason | None
     wall_ms: int
     failed: bool = False
+    cached: int = 0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    adapter_byte_seconds: float = 0.0
 
 
 class Journal:
@@ -91,6 +100,10 @@ class Journal:
                 if output.usage is not None:
                     counts.prompt = output.usage.prompt_tokens
                     counts.completion = output.usage.completion_tokens
+                    counts.cached = output.usage.cached_tokens
+                    counts.prefill_ms = output.usage.prefill_ms
+                    counts.decode_ms = output.usage.decode_ms
+                    counts.adapter_byte_seconds = output.usage.adapter_byte_seconds
                     counts.finish = "error" if counts.failed else (output.finish or "error")
                 self._changed[output.request_id] = None
 
@@ -100,7 +113,17 @@ class Journal:
         """Those of the requests that are here; the others were never begun or are acknowledged."""
         with self._lock:
             return [
-                JournalEntry(request_id, c.prompt, c.completion, c.finish, c.wall_ms)
+                JournalEntry(
+                    request_id,
+                    c.prompt,
+                    c.completion,
+                    c.finish,
+                    c.wall_ms,
+                    c.cached,
+                    c.prefill_ms,
+                    c.decode_ms,
+                    c.adapter_byte_seconds,
+                )
                 for request_id in request_ids
                 if (c := self._entries.get(request_id)) is not None
             ]
@@ -209,13 +232,34 @@ class Journal:
             for request_id in line.a:
                 self._entries.pop(request_id, None)
             if line.r:
-                self._entries[line.r] = _Counts(line.p, line.c, line.f or "error", line.w)
+                self._entries[line.r] = _Counts(
+                    line.p,
+                    line.c,
+                    line.f or "error",
+                    line.w,
+                    cached=line.k,
+                    prefill_ms=line.pm,
+                    decode_ms=line.dm,
+                    adapter_byte_seconds=line.ab,
+                )
         if bad:
             _log.warning("skipped %d unreadable lines of the usage journal", bad)
 
 
 def _encode_entry(request_id: str, c: _Counts) -> bytes:
-    return msgspec.json.encode(_Line(request_id, c.prompt, c.completion, c.finish, c.wall_ms))
+    return msgspec.json.encode(
+        _Line(
+            request_id,
+            c.prompt,
+            c.completion,
+            c.finish,
+            c.wall_ms,
+            k=c.cached,
+            pm=c.prefill_ms,
+            dm=c.decode_ms,
+            ab=c.adapter_byte_seconds,
+        )
+    )
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -2,11 +2,16 @@
 
 `fcfs` goes by arrival alone. `vtc` is the virtual token counter of Sheng et al., "Fairness in
 Serving Large Language Models" (OSDI 2024): the tenant that was served least, by weight, is next;
-a tenant that comes back starts level with the rest, so idling earns nothing.
+a tenant that comes back starts level with the rest, so idling earns nothing. `slo` is vtc for whom
+time does not press: a request whose latency budget is running out goes first, as long as its
+tenant was not served more than `lead` above the one served least. That lead is the price of
+promptness: it bounds what any tenant can lose by another's budget.
 """
 
 import heapq
 from typing import Literal, Protocol
+
+from engine.attainment import Attainment
 
 SYSTEM_TENANT = "system"
 """Whom validation probes are charged to."""
@@ -19,6 +24,14 @@ LOAD_BYTES_PER_TOKEN = 1 << 16  # bringing in 64 KiB of adapter costs about a pr
 
 AGED_SHARE = 4
 """One admission in so many goes to the longest waiting, once it has waited too long."""
+
+
+URGENT_LEAD = 2048.0
+"""How far above the tenant served least one may be, by weight, and still go first when urgent."""
+URGENT_SHARE = 0.25
+"""A request is urgent once this share of its time to the first token is all that is left."""
+
+PolicyName = Literal["slo", "vtc", "fcfs"]
 
 
 def token_cost(prompt_tokens: int, output_tokens: int, rank: int) -> float:
@@ -38,6 +51,15 @@ def serves_the_oldest(admissions: int, waited_ms: float, aging_ms: float) -> boo
 
 class Policy(Protocol):
     """Tenants against each other. Priorities never fall while a tenant is active."""
+
+    keeps_budgets: bool
+    """Whether latency budgets count: admission by prediction, urgency, chunks by slack."""
+    attainment: Attainment
+    """How well each tenant's budgets were kept."""
+
+    def lead(self, tenant: str) -> float:
+        """How far above the least priority the tenant may be and still go first when urgent."""
+        ...
 
     def priority(self, tenant: str) -> float:
         """Lower is served first, and preempted last."""
@@ -63,6 +85,14 @@ class Policy(Protocol):
 class FirstComeFirstServed:
     """All tenants alike: what is left is the order of arrival."""
 
+    keeps_budgets = False
+
+    def __init__(self) -> None:
+        self.attainment = Attainment()
+
+    def lead(self, tenant: str) -> float:
+        return 0.0
+
     def priority(self, tenant: str) -> float:
         return 0.0
 
@@ -82,7 +112,10 @@ class FirstComeFirstServed:
 class VirtualTokenCounter:
     """Weighted tokens served, by tenant."""
 
+    keeps_budgets = False
+
     def __init__(self) -> None:
+        self.attainment = Attainment()
         self._counters: dict[str, float] = {}
         self._active: set[str] = set()
         self._departed: list[tuple[float, str]] = []  # heap of those that left ahead of the rest
@@ -94,6 +127,9 @@ class VirtualTokenCounter:
 
     def priority(self, tenant: str) -> float:
         return self._counters.get(tenant, self._level)
+
+    def lead(self, tenant: str) -> float:
+        return 0.0
 
     def activate(self, tenant: str) -> None:
         self._active.add(tenant)
@@ -120,5 +156,21 @@ class VirtualTokenCounter:
                 self._counters.pop(tenant, None)
 
 
-def make_policy(name: Literal["vtc", "fcfs"]) -> Policy:
-    return VirtualTokenCounter() if name == "vtc" else FirstComeFirstServed()
+class LatencyBudgets(VirtualTokenCounter):
+    """The counters, and how far urgency may go against them."""
+
+    keeps_budgets = True
+
+    def lead(self, tenant: str) -> float:
+        """Twice as far for a tenant below its percentile; never further."""
+        return URGENT_LEAD * self.attainment.gain(tenant)
+
+
+def make_policy(name: PolicyName) -> Policy:
+    match name:
+        case "slo":
+            return LatencyBudgets()
+        case "vtc":
+            return VirtualTokenCounter()
+        case "fcfs":
+            return FirstComeFirstServed()

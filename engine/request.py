@@ -1,8 +1,10 @@
 """One call inside the engine: its sequences, its stop rules, its counts, its stream of events."""
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
+from engine.attribution import Cost
 from engine.kv_blocks import block_hash
 from engine.policy import SYSTEM_TENANT
 from engine.types import (
@@ -44,7 +46,11 @@ class Sequence:
     started: bool = False  # whether the executor knows it
     slot: int = -1  # of its adapter while it runs; -1 for the base model alone
     rank: int = 0  # of its adapter
+    adapter_bytes: int = 0  # of its adapter while it runs
     preemptions: int = 0
+    first_token_ms: float | None = None
+    last_token_ms: float = 0.0
+    skipped: int = 0  # steps in a row that went without its decode
 
     @property
     def order(self) -> tuple[int, int]:
@@ -58,6 +64,34 @@ class Sequence:
     @property
     def arrival_ms(self) -> float:
         return self.call.arrival_ms
+
+    @property
+    def turn_ms(self) -> float:
+        return self.call.turn_ms
+
+    @property
+    def urgent_ms(self) -> float:
+        return self.call.urgent_ms
+
+    @property
+    def lost_ms(self) -> float:
+        """Never, once its first token is out: what is left of its budget is by token."""
+        return self.call.lost_ms if self.call.first_token_ms is None else math.inf
+
+    def give_up_hurry(self) -> None:
+        self.call.give_up_hurry()
+
+    def gap_ms(self, now_ms: float) -> float:
+        """How long the next step may take for this decode; infinite without a budget.
+
+        Token k is due k budgets after the first. One that is behind may catch up in steps of half
+        its budget; one that is ahead still gets no longer gap than its budget.
+        """
+        tpot_ms = self.call.request.budget.tpot_ms
+        if tpot_ms is None or self.first_token_ms is None:
+            return math.inf
+        due_ms = self.first_token_ms + tpot_ms * len(self.generated)
+        return min(tpot_ms - (now_ms - self.last_token_ms), max(due_ms - now_ms, 0.5 * tpot_ms))
 
     @property
     def length(self) -> int:
@@ -114,6 +148,10 @@ class Call:
     max_tokens: int  # of one choice: what was asked for, as far as the context allows
     prefix_seed: bytes
     eos_token_ids: frozenset[int]
+    turn_ms: float = 0.0  # its place among its tenant's; see engine/waiting.py
+    urgent_ms: float = math.inf
+    lost_ms: float = math.inf
+    patience_ms: float = 0.0  # the turn of one without a budget
     sequences: list[Sequence] = field(default_factory=list)  # those not finished
     forked: bool = False
     emitted: int = 0
@@ -123,8 +161,36 @@ class Call:
     admitted_ms: float | None = None
     adapter_ready_ms: float | None = None
     first_token_ms: float | None = None
+    cost: Cost = field(default_factory=Cost)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     prompt_logprobs_due: bool = False
+    compiling: bool = False  # its grammar is on its way
+
+    def set_turn(self, patience_ms: float, prefill_ms: float, urgent_share: float) -> None:
+        """Its place by the time to its first token: when it would have to start at the latest.
+
+        `prefill_ms`: what its prompt takes. One without a budget is as patient as `patience_ms`.
+        """
+        self.turn_ms = self.patience_ms = self.arrival_ms + patience_ms
+        ttft_ms = self.request.budget.ttft_ms
+        if ttft_ms is None:
+            return
+        due_ms = self.arrival_ms - self.request.waited_ms + ttft_ms
+        self.turn_ms = self.lost_ms = due_ms - prefill_ms
+        self.urgent_ms = self.lost_ms - urgent_share * ttft_ms
+
+    def give_up_hurry(self) -> None:
+        """Its first token will be late whatever is done: no longer before others' that need not."""
+        self.turn_ms = max(self.turn_ms, self.patience_ms)
+        self.urgent_ms = self.lost_ms = math.inf
+
+    @property
+    def ttft_met(self) -> bool | None:
+        """Whether the first token came in time; None without a budget or a token."""
+        ttft_ms = self.request.budget.ttft_ms
+        if ttft_ms is None or self.first_token_ms is None:
+            return None
+        return self.first_token_ms - self.arrival_ms + self.request.waited_ms <= ttft_ms
 
     @property
     def waiting(self) -> bool:
@@ -155,6 +221,9 @@ class Call:
             ttft_ms=None if first_ms is None else first_ms - self.arrival_ms,
             total_ms=now_ms - self.arrival_ms,
             preemptions=self.preemptions,
+            prefill_ms=self.cost.prefill_ms,
+            decode_ms=self.cost.decode_ms,
+            adapter_byte_seconds=self.cost.adapter_byte_seconds,
         )
 
     def token_event(

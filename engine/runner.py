@@ -15,12 +15,13 @@ from torch import Tensor
 from engine.adapter_copies import AdapterCopies
 from engine.clock import Clock, SystemClock
 from engine.config import EngineConfig
+from engine.grammar import MatcherSource
 from engine.kernels.lora import open_lora
 from engine.kernels.metadata import LoraBatch
 from engine.model.attention import AttentionBatch, QueryChunk, token_rows
 from engine.model.description import describe, identify
 from engine.model.kv_cache import KvCache, KvDtype, block_bytes
-from engine.model.linear import bf16_is_fast, choose_path, rows_are_stable
+from engine.model.linear import bf16_is_fast, choose_path, make_rows_stable
 from engine.model.llama import Llama, StepBatch
 from engine.model.loader import open_checkpoint
 from engine.sampler import Sampled, Sampler, finite_rows, prompt_logprobs
@@ -70,6 +71,7 @@ class CpuExecutor:
         config: EngineConfig,
         clock: Clock | None = None,
         sampler: TokenSampler | None = None,
+        grammars: MatcherSource | None = None,
     ) -> None:
         """Loads the base model. Raises an EngineError that names what cannot be served."""
         if config.threads:
@@ -109,10 +111,12 @@ class CpuExecutor:
         self._step_lora = self._lora.new_batch(config.max_batch_tokens)
         self._logit_lora = self._lora.new_batch(config.max_batch_tokens)
         self._model = Llama(checkpoint, choice, self._cache, self._lora, self._description.modules)
-        if config.batch_invariant and not all(map(rows_are_stable, self._model.linears())):
+        if config.batch_invariant and not all(
+            map(make_rows_stable, self._model.linears_by_shape())
+        ):
             raise RuntimeError("this CPU's matrix products depend on the batch size: no invariance")
         self._sampler = sampler or Sampler(
-            checkpoint.config.vocab_size, checkpoint.config.eos_token_ids
+            checkpoint.config.vocab_size, checkpoint.config.eos_token_ids, grammars
         )
         self._sequences: dict[int, _Sequence] = {}
 
@@ -227,6 +231,8 @@ def _result(
         return RowResult(row.seq, [], None, of_prompt, finite)
     if not drawn.finite:
         return RowResult(row.seq, [], None, of_prompt, finite=False)
+    if drawn.stuck:
+        return RowResult(row.seq, [], None, of_prompt, finite, stuck=True)
     logprobs = None if drawn.logprobs is None else [drawn.logprobs]
     return RowResult(row.seq, [drawn.token_id], logprobs, of_prompt, finite)
 

@@ -1,19 +1,22 @@
 """Draws every row's next token, in few batched operations.
 
 The order for a row: repetition penalty, presence and frequency penalties, logit bias, end tokens
-forbidden before `min_tokens`; then log probabilities; then temperature, top-k, top-p, min-p and the
-draw (`draws`). So a reported logprob is that of the model's distribution with the caller's bias and
-penalties and before temperature and truncation: it says the same at every temperature, 0 included.
+forbidden before `min_tokens`; then log probabilities; then the grammar's mask; then temperature,
+top-k, top-p, min-p and the draw (`draws`). So a reported logprob is that of the model's
+distribution with the caller's bias and penalties and before grammar, temperature and truncation: it
+says the same at every temperature, 0 included, and is a finite number for what a grammar forbids.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.draws import Draw, draw, uniform
+from engine.grammar import Matcher, MatcherSource
 from engine.types import SamplingParams, SequenceStart, TokenLogprobs
 
 GREEDY_BELOW = 1e-5
@@ -24,26 +27,34 @@ _LARGEST = 1e30
 
 
 class Sampled(NamedTuple):
-    """One row's token. A row with a logit that is no finite number draws none (-1)."""
+    """One row's token. A row with a logit that is no finite number draws none (-1), nor does a
+    stuck one, whose grammar outgrew its bounds."""
 
     token_id: int
     logprobs: TokenLogprobs | None
     finite: bool
+    stuck: bool = False
 
 
 class _Sequence:
     """What later draws of a sequence depend on."""
 
-    def __init__(self, start: SequenceStart) -> None:
+    def __init__(self, start: SequenceStart, matcher: Matcher | None) -> None:
         self.params = start.sampling
+        self.matcher = matcher
         self.choice = start.choice
         self.position = len(start.generated)  # tokens drawn so far
         self.generated = Counter(start.generated) if _counts(start.sampling) else Counter()
         repeats = start.sampling.repetition_penalty != 1.0
         self.seen = set(start.prompt) | set(start.generated) if repeats else set()
+        if matcher is not None:
+            for token in start.generated:
+                matcher.advance(token)
 
     def record(self, token: int) -> None:
         self.position += 1
+        if self.matcher is not None:
+            self.matcher.advance(token)
         if _counts(self.params):
             self.generated[token] += 1
         if self.params.repetition_penalty != 1.0:
@@ -57,8 +68,14 @@ def _counts(params: SamplingParams) -> bool:
 class Sampler:
     """The sampling state of running sequences; called by one thread."""
 
-    def __init__(self, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_token_ids: Iterable[int],
+        grammars: MatcherSource | None = None,
+    ) -> None:
         self._vocab_size = vocab_size
+        self._grammars = grammars
         self._eos = tuple(eos_token_ids)
         self._sequences: dict[int, _Sequence] = {}
 
@@ -70,7 +87,12 @@ class Sampler:
         outside = [token for token in start.sampling.logit_bias if not self._knows(token)]
         if outside:
             raise ValueError(f"logit_bias names tokens outside the vocabulary: {outside[:5]}")
-        self._sequences[start.seq] = _Sequence(start)
+        matcher = None
+        if start.grammar is not None:
+            if self._grammars is None:
+                raise ValueError("this sampler knows no grammars")
+            matcher = self._grammars.matcher(start.grammar)
+        self._sequences[start.seq] = _Sequence(start, matcher)
 
     def drop(self, seq: int) -> None:
         """Forgets a sequence; one that is unknown is no error."""
@@ -92,17 +114,45 @@ class Sampler:
         self._adjust(logits, sequences)
         wanted = [row for row, s in enumerate(sequences) if s.params.logprobs is not None]
         logprobs = torch.log_softmax(logits[wanted], dim=-1) if wanted else logits[:0]
+        stuck = self._mask(logits, sequences)
         tokens = _choose(logits, sequences)
         widths = [sequences[row].params.logprobs or 0 for row in wanted]
         reported = dict(
             zip(wanted, _report(logprobs, [tokens[row] for row in wanted], widths), strict=True)
         )
-        for sequence, token in zip(sequences, tokens, strict=True):
-            sequence.record(token)
-        return [Sampled(token, reported.get(row), True) for row, token in enumerate(tokens)]
+        for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
+            if row not in stuck:
+                sequence.record(token)
+        return [
+            Sampled(-1, None, True, stuck=True)
+            if row in stuck
+            else Sampled(token, reported.get(row), True)
+            for row, token in enumerate(tokens)
+        ]
 
     def _knows(self, token: int) -> bool:
         return 0 <= token < self._vocab_size
+
+    def _mask(self, logits: Tensor, sequences: list[_Sequence]) -> set[int]:
+        """Forbids what the rows' grammars forbid, in place; the rows that are stuck."""
+        rows = [row for row, sequence in enumerate(sequences) if sequence.matcher is not None]
+        if not rows or self._grammars is None:
+            return set()
+        words = np.zeros((len(rows), self._grammars.words), np.int32)
+        stuck = set()
+        for index, row in enumerate(rows):
+            matcher = sequences[row].matcher
+            if matcher is not None and not matcher.allow(words[index]):
+                stuck.add(row)
+                words[index] = -1  # draws as usual, and is thrown away
+        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+        known = min(bits.shape[1], logits.shape[1])
+        forbidden = np.ones((len(rows), logits.shape[1]), bool)
+        forbidden[:, :known] = bits[:, :known] == 0
+        logits[rows] = logits[rows].masked_fill(
+            torch.from_numpy(forbidden).to(logits.device), -torch.inf
+        )
+        return stuck
 
     def _adjust(self, logits: Tensor, sequences: list[_Sequence]) -> None:
         """Penalties, bias and forbidden end tokens, in place. Costs nothing where none is asked."""

@@ -1,24 +1,40 @@
 """What runs in the next step: membership is decided anew before every step.
 
-A step has one token budget. Every running decode gets its token; then waiting sequences are
-admitted while there are places and KV blocks; what is left of the budget goes to prefill chunks,
-the tenant that was served least first. When blocks run out, idle adapters give way, then the
-sequence that the policy values least is preempted and recomputed later.
+Waiting sequences are admitted while there are places, KV blocks, and room in the tightest budget;
+running decodes get their token; what is left of the step goes to prefill chunks, those whose time
+to the first token runs out and then the tenant that was served least first. When blocks run out,
+idle adapters give way, then the sequence that the policy values least is preempted and recomputed
+later. How much one step may hold is `engine/step_budget.py`; time comes in as an argument.
 """
 
+import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from engine.adapters.pool import AdapterPool
+from engine.backlog import Backlogs
 from engine.config import EngineConfig
+from engine.forecast import AnswerLength, Standing
 from engine.kv_blocks import KvBlocks, blocks_for
-from engine.policy import Policy, serves_the_oldest, token_cost
+from engine.policy import URGENT_SHARE, Policy, serves_the_oldest, token_cost
 from engine.request import Call, Sequence, SequenceState
+from engine.step_budget import (
+    PATIENCE_STEPS,
+    Commitments,
+    Draft,
+    chunk_length,
+    draft_decodes,
+)
+from engine.step_time import StepShape, StepTimes
 from engine.types import BLOCK_TOKENS, PlanRow, RowResult, SequenceStart, StepPlan
 from engine.waiting import FairQueue
 
 PROTECTED_AFTER = 3
 """A sequence preempted so often is preempted last: each of them finishes in the end."""
+
+BREACH_SHARE = 0.25
+"""Of the aging bound: how long the batch rests after it has grown past a budget for an old one."""
 
 
 @dataclass(slots=True)
@@ -28,27 +44,38 @@ class Demand:
     tokens: int = 0  # whose KV is to be computed
     blocks: int = 0
     decode_blocks: int = 0  # of `blocks`, those without which a decode cannot go on
+    commitments: Commitments = field(default_factory=Commitments)
 
 
 class Scheduler:
     def __init__(
-        self, config: EngineConfig, blocks: KvBlocks, pool: AdapterPool, policy: Policy
+        self,
+        config: EngineConfig,
+        blocks: KvBlocks,
+        pool: AdapterPool,
+        policy: Policy,
+        times: StepTimes | None = None,
     ) -> None:
         self._config = config
         self._blocks = blocks
         self._pool = pool
         self._policy = policy
+        self._times = times or StepTimes()
+        self._backlogs = Backlogs(policy)
+        self._answers = AnswerLength()
         self._ready: FairQueue[Sequence] = FairQueue(policy)
         self._running: dict[int, Sequence] = {}
         self._closed: list[int] = []
         self._copies: dict[int, tuple[int, int]] = {}  # by the sequence that they are for
         self._calls_of: Counter[str] = Counter()  # by the tenant that is charged
         self._running_of: Counter[str] = Counter()
-        self._waiting_of: Counter[str] = Counter()  # requests of which nothing has run yet
         self._choices_to_come = 0  # places kept for choices that will branch off running sequences
         self._admissions = 0
         self._next_seq = 0
         self._next_step = 0
+        self._starved_steps = 0  # in a row in which prompts got nothing
+        self._last_breach_ms = -math.inf  # when the batch last grew past a budget
+        self._shape = StepShape()
         self.preemptions = 0
 
     # ------------------------------------------------------------------ what is here
@@ -59,12 +86,22 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def sequences(self) -> Mapping[int, Sequence]:
+        """The sequences in progress, by their number."""
+        return self._running
+
+    @property
     def waiting(self) -> int:
         """Requests of which nothing has run yet."""
-        return self._waiting_of.total()
+        return self._backlogs.requests
 
     def waiting_of(self, tenant: str) -> int:
-        return self._waiting_of[tenant]
+        return self._backlogs.of(tenant)
+
+    @property
+    def shape(self) -> StepShape:
+        """What the step planned last contains."""
+        return self._shape
 
     @property
     def runnable(self) -> bool:
@@ -80,6 +117,10 @@ class Scheduler:
     def add(self, call: Call, now_ms: float) -> None:
         """Takes in a request. Raises AdapterRefused, and nothing is kept."""
         sequence = self._new_sequence(call, 0)
+        if self._policy.keeps_budgets:
+            prefill_ms = self._times.mean_ms(StepShape().with_chunk(0, sequence.length))
+            share = min(0.5, URGENT_SHARE * self._policy.attainment.gain(call.tenant))
+            call.set_turn(self._config.queue_aging_ms, prefill_ms, share)
         usable = True
         if call.request.adapter is not None:
             usable = self._pool.enqueue(sequence, now_ms)
@@ -87,19 +128,28 @@ class Scheduler:
         self._calls_of[call.tenant] += 1
         if self._calls_of[call.tenant] == 1:
             self._policy.activate(call.tenant)
-        self._waiting_of[call.tenant] += 1
+        hurried = call.request.budget.ttft_ms is not None
+        self._backlogs.add(call.tenant, call.weight, len(call.request.prompt), hurried=hurried)
         sequence.state = SequenceState.LOADING
         if usable:
             self.make_ready(sequence, now_ms)
 
     def make_ready(self, sequence: Sequence, now_ms: float) -> None:
-        """The sequence's adapter is usable: only a place is missing."""
-        if sequence.state is not SequenceState.LOADING:
+        """The sequence's adapter is usable: only a place is missing, and perhaps its grammar."""
+        if sequence.state is not SequenceState.LOADING or sequence.call.compiling:
             return
         sequence.state = SequenceState.WAITING
         if sequence.call.adapter_ready_ms is None:
             sequence.call.adapter_ready_ms = now_ms
         self._ready.push(sequence)
+
+    def grammar_ready(self, call: Call, now_ms: float) -> None:
+        """The request's grammar is compiled; its adapter may still be on its way."""
+        call.compiling = False
+        adapter = call.request.adapter
+        if adapter is None or self._pool.usable(adapter):
+            for sequence in call.sequences:
+                self.make_ready(sequence, now_ms)
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence is over, whatever it was doing; all that it held is given back."""
@@ -112,27 +162,33 @@ class Scheduler:
                 self._pool.leave(sequence)
         sequence.state = SequenceState.FINISHED
         call.sequences.remove(sequence)
+        if sequence.generated and not call.request.system:
+            self._answers.observe(len(sequence.generated))
         if call.sequences:
             return
         if call.waiting:
-            _take_one(self._waiting_of, call.tenant)
+            self._no_longer_waits(call)
         _take_one(self._calls_of, call.tenant)
         if not self._calls_of[call.tenant]:
             self._policy.deactivate(call.tenant)
+
+    def _no_longer_waits(self, call: Call) -> None:
+        hurried = call.request.budget.ttft_ms is not None
+        self._backlogs.take(call.tenant, len(call.request.prompt), hurried=hurried)
 
     # ------------------------------------------------------------------ the plan
 
     def schedule(self, now_ms: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
         self._admit(self._keep_room_for_decodes(now_ms), now_ms)
-        rows = self._decode_rows()
-        budget = self._config.max_batch_tokens - len(rows)
-        if rows:
-            budget = min(budget, self._config.prefill_chunk)
-        rows += self._prefill_rows(budget)
+        decodes = (s for s in self._running.values() if s.pending == 1)
+        budgets = self._policy.keeps_budgets
+        draft = draft_decodes(decodes, now_ms, self._times, budgets=budgets)
+        rows = [self._row(sequence, 1) for sequence in draft.decodes]
+        rows += self._prefill_rows(draft, now_ms)
         while not rows and self._running:
             self._break_deadlock(now_ms)
-            rows = self._prefill_rows(budget)
+            rows = self._prefill_rows(draft, now_ms)
         if not rows and not self._closed and not self._copies:
             return None
         plan = StepPlan(
@@ -142,6 +198,7 @@ class Scheduler:
             copies=list(self._copies.values()),
             rows=rows,
         )
+        self._shape = draft.shape
         self._next_step += 1
         self._closed, self._copies = [], {}
         return plan
@@ -155,6 +212,7 @@ class Scheduler:
             missing = blocks_for(length) - len(sequence.blocks)
             demand.tokens += pending
             demand.blocks += missing
+            demand.commitments.add(sequence)
             if pending == 1:
                 demand.decode_blocks += missing
         return demand
@@ -177,14 +235,31 @@ class Scheduler:
             full = demand.tokens >= self._config.max_batch_tokens
             if full and self._running_of[sequence.tenant]:
                 return
+            if self._running and self._breaks_a_budget(demand, sequence):
+                if not self._may_break_it(sequence, now_ms):
+                    return
+                self._last_breach_ms = now_ms
             blocks = self._start(sequence, demand.blocks, now_ms)
             if blocks is None:
                 return
             demand.blocks += blocks
+            demand.commitments.add(sequence)
             demand.tokens += sequence.pending
             self._admissions += 1
             if not by_age:
                 self._policy.admitted(sequence.tenant)
+
+    def _breaks_a_budget(self, demand: Demand, sequence: Sequence) -> bool:
+        """Whether the batch must not grow: a decode's budget would break."""
+        if not self._policy.keeps_budgets:
+            return False
+        return demand.commitments.breaks(sequence, self._times)
+
+    def _may_break_it(self, sequence: Sequence, now_ms: float) -> bool:
+        """Nobody's budget keeps another out for ever; but the batch overgrows one by one."""
+        aging_ms = self._config.queue_aging_ms
+        rested_ms = now_ms - self._last_breach_ms
+        return now_ms - sequence.arrival_ms > aging_ms and rested_ms > BREACH_SHARE * aging_ms
 
     def _next_to_admit(self, now_ms: float) -> tuple[Sequence, bool] | None:
         """Who is next, and whether by age. Those whose adapter has to leave wait aside."""
@@ -196,6 +271,8 @@ class Scheduler:
             by_age = serves_the_oldest(self._admissions, waited_ms, self._config.queue_aging_ms)
             if by_age:
                 sequence = oldest
+            elif self._policy.keeps_budgets:
+                sequence = self._ready.urgent(now_ms) or sequence
             adapter = sequence.call.request.adapter
             if adapter is None or self._pool.usable(adapter):
                 return sequence, by_age
@@ -228,26 +305,61 @@ class Scheduler:
         if call.admitted_ms is None:
             call.admitted_ms = now_ms
             call.cached_tokens = sequence.computed
-            _take_one(self._waiting_of, call.tenant)
+            self._no_longer_waits(call)
         if _wants_prompt_logprobs(sequence):
             call.prompt_logprobs = [None]
         self._run(sequence)
         self._choices_to_come += _places(sequence) - 1
         return need
 
-    def _decode_rows(self) -> list[PlanRow]:
-        return [self._row(s, 1) for s in self._running.values() if s.pending == 1]
-
-    def _prefill_rows(self, budget: int) -> list[PlanRow]:
-        rows: list[PlanRow] = []
+    def _prefill_rows(self, draft: Draft, now_ms: float) -> list[PlanRow]:
+        """Chunks of the prompts in progress, as many tokens as the step may hold."""
         prefilling = [s for s in self._running.values() if s.pending > 1]
-        for sequence in sorted(prefilling, key=self._rank):
+        if not prefilling:
+            self._starved_steps = 0
+            return []
+        rows: list[PlanRow] = []
+        budget = self._token_budget(draft)
+        starved = self._starved_steps >= PATIENCE_STEPS
+        for sequence in self._ranked(prefilling, now_ms):
             room = (len(sequence.blocks) + self._blocks.available) * BLOCK_TOKENS
-            chunk = min(sequence.pending, budget, room - sequence.computed)
-            if chunk > 0:
-                rows.append(self._row(sequence, chunk))
-                budget -= chunk
+            most = min(sequence.pending, budget, room - sequence.computed)
+            if most <= 0:
+                continue
+            chunk = chunk_length(draft, sequence, most, self._times, starved=starved)
+            if not chunk:
+                break
+            draft.take_chunk(sequence, chunk)
+            rows.append(self._row(sequence, chunk))
+            budget -= chunk
+        self._starved_steps = 0 if rows else self._starved_steps + 1
         return rows
+
+    def _token_budget(self, draft: Draft) -> int:
+        """Most prompt tokens of the step. Decodes without a budget are spared long chunks too."""
+        budget = self._config.max_batch_tokens - len(draft.decodes)
+        bounded = self._times.known and all(
+            s.call.request.budget.tpot_ms is not None for s in draft.decodes
+        )
+        if draft.decodes and not (bounded and self._policy.keeps_budgets):
+            budget = min(budget, self._config.prefill_chunk)
+        return budget
+
+    def _ranked(self, prefilling: list[Sequence], now_ms: float) -> list[Sequence]:
+        """Who gets the step's prompt tokens first."""
+        if not self._policy.keeps_budgets:
+            return sorted(prefilling, key=self._rank)
+        policy = self._policy
+        least = min(policy.priority(s.tenant) for s in prefilling)
+
+        def rank(s: Sequence) -> tuple[int, float, float, tuple[int, int]]:
+            priority = policy.priority(s.tenant)
+            urgent = s.urgent_ms <= now_ms < s.lost_ms
+            if urgent and priority - policy.lead(s.tenant) <= least:
+                return (0, s.urgent_ms, 0.0, s.order)
+            return (1, priority, s.turn_ms, s.order)
+
+        return sorted(prefilling, key=rank)
 
     def _row(self, sequence: Sequence, count: int) -> PlanRow:
         """The next `count` tokens of a sequence; its new blocks must be available."""
@@ -285,6 +397,7 @@ class Scheduler:
                         generated=list(sequence.generated),
                         sampling=request.sampling,
                         choice=sequence.choice,
+                        grammar=request.request_id if request.grammar is not None else None,
                     )
                 )
         return started
@@ -302,6 +415,10 @@ class Scheduler:
             return sequence
         self._register_full_blocks(sequence)
         self._charge(sequence, len(result.token_ids))
+        if result.token_ids:
+            sequence.last_token_ms = now_ms
+            if sequence.first_token_ms is None:
+                sequence.first_token_ms = now_ms
         call = sequence.call
         if row.prompt_logprobs is not None and result.prompt_logprobs is not None:
             known = len(call.request.prompt) - len(call.prompt_logprobs)
@@ -373,6 +490,7 @@ class Scheduler:
         if adapter is not None:
             sequence.slot = self._pool.pin(sequence)
             sequence.rank = self._pool.rank(adapter)
+            sequence.adapter_bytes = self._pool.nbytes(adapter)
         sequence.state = SequenceState.RUNNING
         self._running[sequence.seq] = sequence
         self._running_of[sequence.tenant] += 1
@@ -418,10 +536,78 @@ class Scheduler:
         return (self._policy.priority(sequence.tenant), sequence.order)
 
     def _least_valued(self) -> Sequence:
-        return max(
-            self._running.values(),
-            key=lambda s: (s.preemptions < PROTECTED_AFTER, *self._rank(s)),
+        """Whom to preempt: of the tenants served too much, then of those without a budget."""
+        policy = self._policy
+        least = min(policy.priority(s.tenant) for s in self._running.values())
+
+        def value(s: Sequence) -> tuple[bool, bool, bool, float, tuple[int, int]]:
+            priority = policy.priority(s.tenant)
+            budget = s.call.request.budget
+            promised = budget.ttft_ms is not None or budget.tpot_ms is not None
+            return (
+                s.preemptions < PROTECTED_AFTER,
+                policy.keeps_budgets and priority - policy.lead(s.tenant) > least,
+                policy.keeps_budgets and not promised,
+                priority,
+                s.order,
+            )
+
+        return max(self._running.values(), key=value)
+
+    # ------------------------------------------------------------------ what a newcomer finds
+
+    def standing(self, call: Call, now_ms: float, *, everybody: bool = False) -> Standing:
+        """What stands between a new request and its first token.
+
+        `everybody`: all that waits is counted as before it, which is quick to say; otherwise only
+        what the policy serves first.
+        """
+        prompt = len(call.request.prompt)
+        demand = self._demand()
+        newcomer = Sequence(0, call, 0)
+        running = len(self._running)
+        free = self._config.max_running - running - self._choices_to_come
+        blocks_each = blocks_for(prompt + int(self._answers.tokens))
+        free = min(free, (self._blocks.available - demand.blocks) // max(1, blocks_each))
+        if running and self._breaks_a_budget(demand, newcomer):
+            free = 0
+        if everybody or not self._policy.keeps_budgets:
+            ahead = self._backlogs.everything()
+        else:
+            ahead = self._backlogs.before(call.tenant, call.weight, prompt, self._answers.tokens)
+        everything, firm = demand.commitments.loose.shape(), demand.commitments.firm.shape()
+        decodes = StepShape(
+            0,
+            everything.decode_rows + firm.decode_rows,
+            everything.kv_tokens + firm.kv_tokens,
+            0,
+            everything.adapter_bytes + firm.adapter_bytes,
         )
+        adapter = call.request.adapter
+        return Standing(
+            ahead=ahead,
+            prefilling_tokens=sum(s.pending for s in self._running.values() if s.pending > 1),
+            own_tokens=prompt,
+            free_places=max(0, free),
+            decodes=decodes,
+            chunk=self._usual_chunk(decodes, demand.commitments),
+            answer_tokens=self._answers.tokens,
+            adapter_ms=0.0 if adapter is None else self._pool.expected_ms(adapter, now_ms),
+        )
+
+    def _usual_chunk(self, decodes: StepShape, commitments: Commitments) -> int:
+        """Prompt tokens of a step beside these decodes, as the budgets allow."""
+        most = self._config.max_batch_tokens - decodes.decode_rows
+        if commitments.loose.rows:
+            most = min(most, self._config.prefill_chunk)
+        if self._policy.keeps_budgets and commitments.firm.rows:
+            most = self._times.largest_chunk(decodes, 0, most, commitments.tightest_ms)
+        return max(1, most)
+
+    def smallest_step_ms(self, call: Call) -> float:
+        """A decode of the request alone, with half of its answer: no step can be shorter."""
+        context = len(call.request.prompt) + call.max_tokens // 2
+        return self._times.mean_ms(StepShape().with_decode(context))
 
 
 def _places(sequence: Sequence) -> int:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from engine import wire
 from engine.clock import Clock
-from engine.errors import EngineError, EngineUnavailable
+from engine.errors import EngineError, NotStarted
 from engine.sessions import Peer
 from engine.types import AdapterRef, EngineStatus, GenerateRequest, RequestOutput, SamplingParams
 
@@ -60,11 +60,20 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """An operator's drain, or the end of it; the process goes on."""
+
+    peer: Peer
+    number: int
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
-    pass
+    """The process ends once what it has is done."""
 
 
-Command = Submit | Withdraw | AskStatus | Forget | Drain
+Command = Submit | Withdraw | AskStatus | Forget | Hold | Drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +96,13 @@ class StepLoop:
         self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.turns = 0
         self.busy = True
-        self.draining = False
+        self.ending = False
+        self.held = False
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self.ending or self.held
 
     def warm_up(self, prompt_tokens: int = 32) -> None:
         """Runs one small request, so that the first real one meets no first-time cost.
@@ -113,7 +128,7 @@ class StepLoop:
         deadline: float | None = None
         while True:
             self._take_commands(wait_s=0.0 if self._core.has_work else IDLE_WAIT_S)
-            if self.draining:
+            if self.ending:
                 deadline = deadline or self._clock.now_ms() + drain_ms
                 if not self._core.has_work or self._clock.now_ms() >= deadline:
                     return
@@ -153,20 +168,26 @@ class StepLoop:
                 self._core.cancel(request_id)
             case AskStatus(peer, number):
                 status = replace(
-                    self._core.status(), engine_id=self._engine_id, draining=self.draining
+                    self._core.status(),
+                    engine_id=self._engine_id,
+                    draining=self.draining,
+                    held=self.held,
                 )
                 self._post((peer, wire.Reply(number, status=status)))
             case Forget(peer, number, adapter):
                 forgotten = self._core.forget(adapter)
                 self._post((peer, wire.Reply(number, forgotten=forgotten)))
+            case Hold(peer, number, held):
+                self.held = held
+                self._post((peer, wire.Reply(number)))
             case Drain():
-                self.draining = True
+                self.ending = True
                 self._core.drain()
 
     def _submit(self, request: GenerateRequest) -> None:
         try:
             if self.draining:
-                raise EngineUnavailable("the engine is shutting down", code="engine_draining")
+                raise NotStarted("the engine takes no new requests now", code="draining")
             self._core.submit(request)
         except EngineError as error:
             self._post(RefusedMail(request.request_id, error))

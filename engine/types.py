@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 BLOCK_TOKENS = 16
 """Tokens in one KV block."""
 
@@ -105,6 +105,14 @@ class LatencyBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like: a JSON schema as JSON, or a grammar in llguidance's Lark."""
+
+    kind: Literal["json_schema", "lark"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One call as the engine sees it: no names, no text, no credentials."""
 
@@ -118,8 +126,10 @@ class GenerateRequest:
     weight: float = 1.0
     budget: LatencyBudget = LatencyBudget()
     deadline_ms: float | None = None  # remaining, counted from receipt
+    waited_ms: float = 0.0  # from the last byte at the gateway until it was sent on
     prompt_logprobs: int | None = None  # k most likely at every prompt position (validation)
     system: bool = False  # a validation probe: charged to the system's share
+    grammar: Grammar | None = None  # of every choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +151,9 @@ class RequestUsage:
     ttft_ms: float | None
     total_ms: float
     preemptions: int = 0
+    prefill_ms: float = 0.0  # its part of the steps' time (engine/attribution.py)
+    decode_ms: float = 0.0
+    adapter_byte_seconds: float = 0.0  # while it pinned its adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +182,10 @@ class JournalEntry:
     completion_tokens: int
     finish: FinishReason | None
     wall_ms: int
+    cached_tokens: int = 0  # these are known once the request has ended
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    adapter_byte_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +196,38 @@ class Residency:
     tier: Literal["device", "host", "loading", "quarantined"]
     nbytes: int
     pins: int
+
+
+STEP_BOUNDS_MS = (2.0, 5.0, 10.0, 20.0, 35.0, 50.0, 75.0, 100.0, 200.0, 500.0, 1000.0, 5000.0)
+"""Upper bounds of the buckets in which steps are counted by their time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """Sums over all steps since the engine started."""
+
+    buckets: list[int] = field(default_factory=list)  # by STEP_BOUNDS_MS, and one above; not summed
+    ms: float = 0.0
+    decode_rows: int = 0  # of one token each
+    prefill_rows: int = 0
+    prefill_tokens: int = 0
+    adapter_rows: int = 0  # rows of either kind that run with an adapter
+    adapters: int = 0  # different adapters, added up over the steps
+
+
+@dataclass(frozen=True, slots=True)
+class TenantAttainment:
+    """Requests with a budget that kept it and that did not, since the engine started.
+
+    `margin`: what a predicted wait is multiplied with before it is held against the budget.
+    """
+
+    ttft_met: int
+    ttft_missed: int
+    tpot_met: int
+    tpot_missed: int
+    refused: int  # at once, because the budget could not have been kept
+    margin: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +252,11 @@ class EngineStatus:
     completion_tokens_total: int
     preemptions_total: int
     draining: bool
+    attainment: dict[str, TenantAttainment] = field(default_factory=dict)  # the rest is "other"
+    held: bool = False  # drained by an operator's call, which `resume` takes back
+    step_counts: StepCounts = StepCounts()
+    loads_total: int = 0  # adapters read from the store
+    evictions_total: int = 0  # adapters that left the device for another one or for KV blocks
 
 
 # --------------------------------------------------------------------------- the step
@@ -217,6 +271,7 @@ class SequenceStart:
     generated: list[int]
     sampling: SamplingParams
     choice: int
+    grammar: str | None = None  # the request under which the engine's grammars know its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +300,17 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What one row brought back; `finite` is False when a logit was not a finite number."""
+    """What one row brought back; `finite` is False when a logit was not a finite number.
+
+    `stuck` is True when its grammar outgrew its bounds: no token was drawn, and none can be.
+    """
 
     seq: int
     token_ids: list[int]  # 0..k
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None  # entry i: after tokens[i]
     finite: bool = True
+    stuck: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Every operation is O(log waiting): thousands may wait while a step takes millise
 
 import heapq
 import itertools
+import math
 from typing import Any, Generic, Protocol, TypeVar
 
 
@@ -20,10 +21,33 @@ class Waiter(Protocol):
     @property
     def arrival_ms(self) -> float: ...
 
+    @property
+    def turn_ms(self) -> float:
+        """Its place among its tenant's waiters; equal ones go by arrival."""
+        ...
+
+    @property
+    def urgent_ms(self) -> float:
+        """From when on it may go before its tenant's turn; infinite: never."""
+        ...
+
+    @property
+    def lost_ms(self) -> float:
+        """From when on hurry is of no use any more."""
+        ...
+
+    def give_up_hurry(self) -> None:
+        """Takes the place of one without a budget; never urgent from now on."""
+        ...
+
 
 class Priorities(Protocol):
     def priority(self, tenant: str) -> float:
         """Lower is served first; never falls while the tenant has something waiting."""
+        ...
+
+    def lead(self, tenant: str) -> float:
+        """How far above the least priority the tenant may be and still go first when urgent."""
         ...
 
 
@@ -69,19 +93,29 @@ class LazyHeap(Generic[T]):
         return None
 
 
+Key = tuple[float, tuple[int, int]]
+"""A waiter's place among its tenant's: its turn, then its arrival."""
+
+
 class FairQueue(Generic[W]):
-    """Waiters of many tenants; `peek` is the policy's choice, `oldest` the longest waiting."""
+    """Waiters of many tenants.
+
+    peek     the first waiter of the tenant that comes first by the policy
+    urgent   the one whose time runs out, of a tenant that is not too far ahead
+    oldest   the longest waiting
+    """
 
     def __init__(self, priorities: Priorities) -> None:
         self._priorities = priorities
         self._by_tenant: dict[str, LazyHeap[W]] = {}
         self._by_age: LazyHeap[W] = LazyHeap()
-        self._tenants: list[
-            tuple[float, tuple[int, int], str]
-        ] = []  # (priority, order of its head, tenant)
-        self._entry: dict[
-            str, tuple[float, tuple[int, int], str]
-        ] = {}  # the valid one of each tenant
+        self._keys: dict[tuple[int, int], Key] = {}  # under which a waiter was put
+        self._tenants: list[tuple[float, Key, str]] = []  # heap: (priority, key of its head, name)
+        self._entry: dict[str, tuple[float, Key, str]] = {}  # the valid one of each tenant
+        self._pressing: list[tuple[float, str]] = []  # heap: (when its head becomes urgent, name)
+        self._pressed: dict[str, float] = {}  # the valid one of each tenant
+        self._ahead: list[tuple[float, str]] = []  # heap: those too far ahead, and until when
+        self._is_ahead: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._by_age)
@@ -90,12 +124,15 @@ class FairQueue(Generic[W]):
         """Adds a waiter; one that is here already stays as it is."""
         if self._by_age.get(waiter.order) is waiter:
             return
+        key = (waiter.turn_ms, waiter.order)
         tenant = waiter.tenant
         queue = self._by_tenant.setdefault(tenant, LazyHeap())
-        queue.push(waiter.order, waiter)
+        queue.push(key, waiter)
+        self._keys[waiter.order] = key
         self._by_age.push(waiter.order, waiter)
         if queue.peek() is waiter:
-            self._enter(tenant, waiter.order)
+            self._enter(tenant, key)
+            self._press(tenant, waiter)
 
     def remove(self, waiter: W) -> bool:
         """Takes a waiter out, wherever it stands; whether it was there."""
@@ -103,10 +140,14 @@ class FairQueue(Generic[W]):
             return False
         self._by_age.remove(waiter.order)
         queue = self._by_tenant[waiter.tenant]
-        queue.remove(waiter.order)
+        was_head = queue.peek() is waiter
+        queue.remove(self._keys.pop(waiter.order))
         if not queue:
             del self._by_tenant[waiter.tenant]
             self._entry.pop(waiter.tenant, None)
+            self._pressed.pop(waiter.tenant, None)
+        elif was_head and (head := queue.peek()) is not None:
+            self._press(waiter.tenant, head)
         return True
 
     def oldest(self) -> W | None:
@@ -123,15 +164,64 @@ class FairQueue(Generic[W]):
             head = self._by_tenant[tenant].peek()
             if head is None:
                 raise AssertionError("a tenant without waiters has an entry")
-            current = (self._priorities.priority(tenant), head.order, tenant)
+            current = (self._priorities.priority(tenant), self._keys[head.order], tenant)
             if current == entry:
                 return head
             self._entry[tenant] = current
             heapq.heapreplace(self._tenants, current)
         return None
 
-    def _enter(self, tenant: str, head_order: tuple[int, int]) -> None:
-        entry = (self._priorities.priority(tenant), head_order, tenant)
+    def urgent(self, now_ms: float) -> W | None:
+        """The waiter that has been urgent longest, or None: then `peek` says who is next."""
+        if self.peek() is None:
+            return None
+        least = self._tenants[0][0]
+        while self._ahead and self._ahead[0][0] <= least:
+            _, tenant = heapq.heappop(self._ahead)
+            self._is_ahead.discard(tenant)
+            if (head := self._head(tenant)) is not None:
+                self._press(tenant, head)
+        while self._pressing and self._pressing[0][0] <= now_ms:
+            when_ms, tenant = self._pressing[0]
+            head = self._head(tenant)
+            if head is None or self._pressed.get(tenant) != when_ms:
+                heapq.heappop(self._pressing)
+                continue
+            if head.lost_ms <= now_ms:
+                self._again(head)
+                continue
+            floor = self._priorities.priority(tenant) - self._priorities.lead(tenant)
+            if floor <= least:
+                return head
+            heapq.heappop(self._pressing)
+            del self._pressed[tenant]
+            heapq.heappush(self._ahead, (floor, tenant))
+            self._is_ahead.add(tenant)
+        return None
+
+    def _head(self, tenant: str) -> W | None:
+        queue = self._by_tenant.get(tenant)
+        return None if queue is None else queue.peek()
+
+    def _again(self, waiter: W) -> None:
+        """Its time is over: it goes to the place that it has without hurry."""
+        self.remove(waiter)
+        waiter.give_up_hurry()
+        self.push(waiter)
+
+    def _press(self, tenant: str, head: W) -> None:
+        """The head of a tenant's waiters is another one now."""
+        if head.urgent_ms == math.inf or tenant in self._is_ahead:
+            self._pressed.pop(tenant, None)
+        elif self._pressed.get(tenant) != head.urgent_ms:
+            self._pressed[tenant] = head.urgent_ms
+            heapq.heappush(self._pressing, (head.urgent_ms, tenant))
+            if len(self._pressing) > 2 * len(self._pressed) + 16:
+                self._pressing = [(when_ms, name) for name, when_ms in self._pressed.items()]
+                heapq.heapify(self._pressing)
+
+    def _enter(self, tenant: str, head: Key) -> None:
+        entry = (self._priorities.priority(tenant), head, tenant)
         if self._entry.get(tenant) == entry:
             return
         self._entry[tenant] = entry

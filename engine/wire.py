@@ -19,6 +19,7 @@ from engine.errors import (
     AdapterRefused,
     EngineError,
     EngineUnavailable,
+    NotStarted,
     RequestRefused,
 )
 from engine.types import (
@@ -72,7 +73,7 @@ class Cancel:
     request_id: str
 
 
-CallName = Literal["describe", "status", "forget", "journal", "acknowledge"]
+CallName = Literal["describe", "status", "forget", "journal", "acknowledge", "drain", "resume"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,7 @@ class Problem:
     code: str
     message: str
     field: str | None = None
+    retry_after_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,17 +240,29 @@ def _check_numbers(value: object) -> None:
 
 _ERRORS: dict[str, type[EngineError]] = {
     error.__name__: error
-    for error in (RequestRefused, AdapterRefused, AdapterMissing, AdapterCorrupt, EngineUnavailable)
+    for error in (
+        RequestRefused,
+        AdapterRefused,
+        AdapterMissing,
+        AdapterCorrupt,
+        EngineUnavailable,
+        NotStarted,
+    )
 }
 
 
 def to_problem(error: EngineError) -> Problem:
     """An error as data; subclasses unknown to the other side travel as their nearest base."""
     name = next((t.__name__ for t in type(error).__mro__ if t.__name__ in _ERRORS), "EngineError")
-    return Problem(name, error.code, error.message, error.field)
+    return Problem(name, error.code, error.message, error.field, error.retry_after_ms)
 
 
 def to_error(problem: Problem) -> EngineError:
     """The error again, of the class it had in the engine."""
     error_class = _ERRORS.get(problem.error, EngineError)
-    return error_class(problem.message, code=problem.code, field=problem.field)
+    return error_class(
+        problem.message,
+        code=problem.code,
+        field=problem.field,
+        retry_after_ms=problem.retry_after_ms,
+    )

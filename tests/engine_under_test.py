@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from engine.clock import SimulatedClock
 from engine.core import EngineCore
+from engine.grammar import GrammarSource
+from engine.step_time import StepTimes
 from engine.types import (
     AdapterRef,
     GenerateRequest,
@@ -11,6 +13,7 @@ from engine.types import (
     RequestOutput,
     SamplingParams,
     SequenceStart,
+    StepPlan,
 )
 from tests.fakes import VOCAB, FakeExecutor, FakeLoader, engine_config
 
@@ -23,8 +26,10 @@ class EngineUnderTest:
         extents: int = 64,
         *,
         description: ModelDescription | None = None,
-        step_ms: float = 10.0,
+        step_ms: float | Callable[[StepPlan], float] = 10.0,
+        step_times: StepTimes | None = None,
         script: Callable[[SequenceStart, int], int | None] | None = None,
+        grammars: GrammarSource | None = None,
         **config: object,
     ) -> None:
         self.clock = SimulatedClock()
@@ -33,7 +38,9 @@ class EngineUnderTest:
         )
         self.loader = FakeLoader(self.clock)
         self.config = engine_config(**config)
-        self.core = EngineCore(self.config, self.executor, self.loader, self.clock)
+        self.core = EngineCore(
+            self.config, self.executor, self.loader, self.clock, step_times, grammars
+        )
         self.outputs: dict[str, list[RequestOutput]] = {}
         self.times_ms: dict[str, list[float]] = {}  # of every event
         self.tenants: dict[str, str] = {}
@@ -91,6 +98,11 @@ class EngineUnderTest:
                 return
             self.step()
         raise AssertionError(f"work is left after {most_steps} steps")
+
+    def run_until_resident(self, adapter: AdapterRef) -> None:
+        """Brings an adapter onto the device with a request that is over afterwards."""
+        self.submit(4, adapter=adapter, max_tokens=1)
+        self.run()
 
     def tokens(self, request_id: str, choice: int = 0) -> list[int]:
         events = self.outputs.get(request_id, [])

@@ -7,7 +7,12 @@ key = await make_key(platform, tenant)          # key.secret.text is the bearer 
 import itertools
 from typing import Any
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.adapters import repository as adapter_rows
+from app.adapters.models import Adapter
 from app.caller import Caller, KeyLimits
+from app.ids import new_id
 from app.keys.service import NewKey, create_key
 from app.platform import Platform
 from app.tenants.models import Tenant
@@ -43,9 +48,15 @@ async def make_key(
     name: str = "",
     adapters: list[str] | None = None,
     limits: KeyLimits | None = None,
+    **restrictions: Any,
 ) -> NewKey:
-    """A tenant's key, or an operator's with `tenant=None`; `.secret.text` is its text."""
+    """A tenant's key, or an operator's with `tenant=None`; `.secret.text` is its text.
+
+    `adapters` that the tenant does not have are made, without a version.
+    """
     async with platform.db.transaction() as session:
+        if tenant is not None:
+            await _make_missing(session, platform, tenant, adapters or [])
         return await create_key(
             session,
             secrets=platform.secrets,
@@ -55,7 +66,26 @@ async def make_key(
             name=name,
             adapters=adapters,
             limits=limits,
+            settings=platform.settings,
+            **restrictions,
         )
+
+
+async def _make_missing(
+    session: AsyncSession, platform: Platform, tenant: Tenant, names: list[str]
+) -> None:
+    bases = {base.name for base in await adapter_rows.base_models(session)}
+    for name in set(names) - bases:
+        if await adapter_rows.live_adapter(session, tenant.id, name) is None:
+            session.add(
+                Adapter(
+                    id=new_id("adp"),
+                    tenant_id=tenant.id,
+                    name=name,
+                    created_by="tests",
+                    created_at=platform.clock.now(),
+                )
+            )
 
 
 async def make_user(

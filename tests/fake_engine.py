@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.errors import EngineError, EngineUnavailable
+from engine.errors import EngineError, EngineUnavailable, NotStarted
 from engine.types import (
     AdapterRef,
     EngineStatus,
@@ -80,6 +80,7 @@ class FakeEngine:
     refuse      raised before the first output
     fail_at     (token, error): raised, or with a code sent as an error output, at that token
     gate        each token needs one permit (`let(3)`)
+    ending      it had its SIGTERM: refuses new requests, as when `held` by an operator
     overshoot   tokens that still come between a cancel and the end that it brings
     """
 
@@ -92,6 +93,8 @@ class FakeEngine:
     cached_tokens: int = 0
     running: int = 0
     alive: bool = True
+    held: bool = False
+    ending: bool = False
     engine_id: str = "engine-1"
     requests: list[GenerateRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -102,6 +105,10 @@ class FakeEngine:
     completion_tokens: dict[str, int] = field(default_factory=dict)
     _cancels: dict[str, asyncio.Event] = field(default_factory=dict)
     _after_cancel: int = 0
+
+    @property
+    def draining(self) -> bool:
+        return self.alive and (self.held or self.ending)
 
     def hold(self) -> None:
         """From now on every token waits for `let`."""
@@ -121,7 +128,10 @@ class FakeEngine:
         return self.description
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
-        self._reachable()
+        if not self.alive:
+            raise NotStarted("the engine's process has ended")
+        if self.held or self.ending:
+            raise NotStarted("the engine takes no new requests now", code="draining")
         self.requests.append(request)
         if self.refuse is not None:
             raise self.refuse
@@ -249,8 +259,17 @@ class FakeEngine:
             prompt_tokens_total=0,
             completion_tokens_total=0,
             preemptions_total=0,
-            draining=False,
+            draining=self.held or self.ending,
+            held=self.held,
         )
+
+    async def drain(self) -> None:
+        self._reachable()
+        self.held = True
+
+    async def resume(self) -> None:
+        self._reachable()
+        self.held = False
 
     async def forget(self, ref: AdapterRef) -> bool:
         return True

@@ -116,6 +116,7 @@ class FakeExecutor:
     """An Executor that checks every plan and remembers every step.
 
     `script(seq_start, position)` may choose the token at a position instead (None: as usual).
+    `step_ms` is what a step takes, or a function of its plan.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class FakeExecutor:
         *,
         description: ModelDescription | None = None,
         clock: SimulatedClock | None = None,
-        step_ms: float = 10.0,
+        step_ms: float | Callable[[StepPlan], float] = 10.0,
         script: Callable[[SequenceStart, int], int | None] | None = None,
     ) -> None:
         self._description = description or describe()
@@ -140,6 +141,7 @@ class FakeExecutor:
         self.copied_bytes = 0
         self.fail_on: Callable[[StepPlan], bool] = lambda _: False
         self.refuse_copy: Callable[[AdapterBlob], bool] = lambda _: False
+        self.stuck: Callable[[SequenceStart, int], bool] = lambda *_: False
         self.not_finite: Callable[[SequenceStart], bool] = lambda _: False
 
     @property
@@ -154,8 +156,9 @@ class FakeExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
+        took_ms = self._step_ms(plan) if callable(self._step_ms) else self._step_ms
         if self._clock is not None:
-            self._clock.advance(self._step_ms)
+            self._clock.advance(took_ms)
         if self.fail_on(plan):
             raise RuntimeError("the device failed")
         for seq in plan.closed:
@@ -174,7 +177,7 @@ class FakeExecutor:
             self.live[row.seq].blocks += row.new_blocks
         self._check_blocks(plan)
         results = [self._run(row) for row in plan.rows]
-        return StepResult(plan.step, results, self._step_ms)
+        return StepResult(plan.step, results, took_ms)
 
     def _run(self, row: PlanRow) -> RowResult:
         live = self.live[row.seq]
@@ -196,6 +199,8 @@ class FakeExecutor:
                 logprobs.append(TokenLogprobs(following, -1.0, [(following, -1.0)]))
         if not row.sample:
             return RowResult(row.seq, [], prompt_logprobs=logprobs or None)
+        if self.stuck(live.start, end):
+            return RowResult(row.seq, [], stuck=True)
         token = None if self._script is None else self._script(live.start, end)
         if token is None:
             token = drawn_token(live.cells[end], live.start.choice)

@@ -33,7 +33,15 @@ ALL_TARGETS = list(LAYER_TARGETS)
 
 
 def make_llama(*, seed: int = 0, **changes: Any) -> LlamaForCausalLM:
-    """A random Llama with grouped queries whose logits spread over a few units."""
+    """A random Llama, see `make_model`."""
+    return make_model(LlamaForCausalLM, LlamaConfig, seed=seed, **changes)
+
+
+def make_model(kind: Any, config: Any, *, seed: int = 0, **changes: Any) -> Any:
+    """A random model with grouped queries whose logits spread over a few units.
+
+    `kind` and `config`: transformers' classes of the architecture.
+    """
     shape: dict[str, Any] = {
         "vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
@@ -41,11 +49,13 @@ def make_llama(*, seed: int = 0, **changes: Any) -> LlamaForCausalLM:
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     }  # fmt: skip
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**{**shape, **changes})).eval()
+    model = kind(config(**{**shape, **changes})).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("norm.weight"):
                 weight.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                weight.normal_(std=0.3)
             else:
                 weight.normal_(std=1.3 / weight.shape[1] ** 0.5)
     return model
@@ -121,7 +131,8 @@ _LAYER_NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
+    "post_attention_layernorm": "ffn_norm", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
 }  # fmt: skip
 _EDGE_NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
@@ -160,15 +171,22 @@ def quantize(weight: np.ndarray, kind: str) -> tuple[bytes, np.ndarray]:
 
 
 def write_gguf(
-    model: LlamaForCausalLM, file: Path, kind: str, *, edges: str = "Q8_0", **metadata: Any
+    model: LlamaForCausalLM,
+    file: Path,
+    kind: str,
+    *,
+    edges: str = "Q8_0",
+    rope_divisors: Sequence[float] = (),
+    **metadata: Any,
 ) -> LlamaForCausalLM:
     """Writes a GGUF whose linears are of type `kind` and whose embedding is of type `edges`.
 
     Returns the model with the weights that the file's codes stand for: the oracle for the file.
     """
     config, served, tensors = model.config, copy.deepcopy(model), []
+    family = config.model_type
     for name, parameter in served.named_parameters():
-        weight, module = parameter.detach().numpy(), name.removesuffix(".weight")
+        weight, (module, _, ending) = parameter.detach().numpy(), name.rpartition(".")
         if module in _EDGE_NAMES:
             stored, wanted = _EDGE_NAMES[module], edges
         else:
@@ -177,23 +195,30 @@ def write_gguf(
         wanted = "F32" if weight.ndim == 1 else wanted
         data, values = quantize(weight, wanted)
         parameter.data = torch.from_numpy(values.copy())
-        if module.endswith(("q_proj", "k_proj")):  # the format pairs neighbours for rotation
+        if family == "llama" and module.endswith(
+            ("q_proj", "k_proj")
+        ):  # the format pairs neighbours for rotation
             rows = np.frombuffer(data, np.uint8).reshape(weight.shape[0], -1)
             half = config.head_dim // 2
             pairs = rows.reshape(-1, 2, half, rows.shape[1]).swapaxes(1, 2)
             data = pairs.tobytes()
-        tensors.append((f"{stored}.weight", weight.shape, GGUF_TYPES[wanted].code, data))
+        tensors.append((f"{stored}.{ending}", weight.shape, GGUF_TYPES[wanted].code, data))
+    if rope_divisors:
+        divisors = struct.pack(f"<{len(rope_divisors)}f", *rope_divisors)
+        tensors.append(("rope_freqs.weight", (len(rope_divisors),), 0, divisors))
     known: dict[str, Any] = {
-        "general.architecture": "llama",
-        "llama.block_count": config.num_hidden_layers,
-        "llama.context_length": config.max_position_embeddings,
-        "llama.embedding_length": config.hidden_size,
-        "llama.feed_forward_length": config.intermediate_size,
-        "llama.attention.head_count": config.num_attention_heads,
-        "llama.attention.head_count_kv": config.num_key_value_heads,
-        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "llama.rope.freq_base": config.rope_parameters["rope_theta"],
-        "llama.vocab_size": config.vocab_size,
+        "general.architecture": family,
+        f"{family}.block_count": config.num_hidden_layers,
+        f"{family}.context_length": config.max_position_embeddings,
+        f"{family}.embedding_length": config.hidden_size,
+        f"{family}.feed_forward_length": config.intermediate_size,
+        f"{family}.attention.head_count": config.num_attention_heads,
+        f"{family}.attention.head_count_kv": config.num_key_value_heads,
+        f"{family}.attention.key_length": getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads,
+        f"{family}.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        f"{family}.rope.freq_base": config.rope_parameters["rope_theta"],
+        f"{family}.vocab_size": config.vocab_size,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": [f"t{index}" for index in range(config.vocab_size)],
         "tokenizer.ggml.eos_token_id": 2,

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import uvicorn
@@ -12,8 +12,9 @@ from fastapi import FastAPI
 from app.adapters.base_models import remember
 from app.adapters.live_alias import follow_live
 from app.adapters.models import Adapter, AdapterVersion
+from app.engines import service as engine_registry
 from app.ids import new_id
-from app.inference.engines import EngineRouter
+from app.inference.engines import Engine, EngineRouter
 from app.platform import Platform
 from app.tenants.models import Tenant
 from tests.fake_engine import BASE_DIGEST, ByteCodec, FakeEngine
@@ -25,11 +26,15 @@ def install_engines(platform: Platform, engines: Mapping[str, FakeEngine]) -> En
     async def note(description: object) -> None:
         await remember(platform.db, description, platform.clock.now())  # type: ignore[arg-type]
 
+    async def wishes(known: Sequence[Engine]) -> dict[str, bool]:
+        return await engine_registry.wishes(platform.db, known, platform.clock.now())
+
     router = EngineRouter(
         list(engines),
-        ByteCodec,  # type: ignore[arg-type]
+        [ByteCodec],  # type: ignore[list-item]
         lambda address: engines[address],
         note,
+        wishes,
     )
     platform.engines = router
     return router

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    CheckConstraint,
     ForeignKey,
     Index,
     Integer,
@@ -217,4 +218,44 @@ class UploadKey(Base):
     key_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
     version_id: Mapped[str] = mapped_column(String(40), ForeignKey("adapter_versions.id"))
     fingerprint: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]
+
+
+class Upload(Base):
+    """An upload in parts. Part 0 is the config, parts 1… are the weights, `part_bytes` each.
+
+    While it is `open` its bytes are reserved of the tenant's quota.
+    """
+
+    __tablename__ = "uploads"
+    __table_args__ = (
+        CheckConstraint("state IN ('open', 'completed')", name="state"),
+        Index("ix_uploads_tenant_id_state", "tenant_id", "state"),
+        Index("ix_uploads_expires_at", "expires_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(String(40), ForeignKey("tenants.id"))
+    name: Mapped[str] = mapped_column(String(63))
+    state: Mapped[str] = mapped_column(String(16))
+    config_bytes: Mapped[int] = mapped_column(BigInteger)
+    weights_bytes: Mapped[int] = mapped_column(BigInteger)
+    part_bytes: Mapped[int] = mapped_column(BigInteger)
+    weights_sha256: Mapped[str | None] = mapped_column(String(64))
+    version_id: Mapped[str | None] = mapped_column(String(40), ForeignKey("adapter_versions.id"))
+    created_by: Mapped[str] = mapped_column(String(80))
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+
+
+class UploadPart(Base):
+    """A part that has arrived; `stored_as` is its name in the store, new with every sending."""
+
+    __tablename__ = "upload_parts"
+
+    upload_id: Mapped[str] = mapped_column(String(40), ForeignKey("uploads.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True)
+    stored_as: Mapped[str] = mapped_column(String(64))
+    nbytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[datetime]

@@ -3,12 +3,12 @@
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters import repository, states, sweeps
+from app.adapters.intake import open_run
 from app.adapters.models import Adapter, AdapterVersion
 from app.adapters.names import clip
 from app.adapters.resources import Resources
 from app.adapters.schemas import OperatorAdapterList, OperatorAdapterObject, VersionObject
 from app.adapters.service import describe_adapters, with_report
-from app.adapters.uploads import open_run
 from app.audit import service as audit
 from app.caller import Caller
 from app.errors import Conflict, NotFound

@@ -12,6 +12,7 @@ from app.adapters.models import (
     Adapter,
     AdapterVersion,
     Alias,
+    AliasChange,
     BaseModel,
     Erasure,
     UploadKey,
@@ -19,12 +20,15 @@ from app.adapters.models import (
 from app.tenants.models import Tenant
 
 
-async def lock_tenant(session: AsyncSession, tenant_id: str) -> None:
+async def lock_tenant(session: AsyncSession, tenant_id: str) -> bool:
     """Serialises uploads and erasures of one tenant until the transaction ends.
 
-    A row lock on PostgreSQL; on SQLite every transaction already excludes other writers.
+    A row lock on PostgreSQL; on SQLite every transaction already excludes other writers. False
+    when the tenant is being deleted: nothing new may be added to it.
     """
-    await session.execute(select(Tenant.id).where(Tenant.id == tenant_id).with_for_update())
+    query = select(Tenant.deleted_at).where(Tenant.id == tenant_id).with_for_update()
+    found = (await session.execute(query)).one_or_none()
+    return found is not None and found[0] is None
 
 
 async def tenant_with_salt(session: AsyncSession, salt: str) -> str | None:
@@ -254,6 +258,8 @@ async def aliases_of(session: AsyncSession, adapter_ids: Iterable[str]) -> Seque
 
 
 async def drop_aliases(session: AsyncSession, adapter_id: str) -> None:
+    """With their history, which names the people who moved them."""
+    await session.execute(delete(AliasChange).where(AliasChange.adapter_id == adapter_id))
     await session.execute(delete(Alias).where(Alias.adapter_id == adapter_id))
 
 
@@ -278,3 +284,24 @@ async def open_erasures(session: AsyncSession, limit: int) -> Sequence[Erasure]:
         .limit(limit)
     )
     return rows.all()
+
+
+async def page_erasures(
+    session: AsyncSession, tenant_id: str, *, after: str | None, limit: int
+) -> Sequence[Erasure]:
+    """A tenant's receipts, newest first."""
+    query = select(Erasure).where(Erasure.tenant_id == tenant_id)
+    if after is not None:
+        query = query.where(Erasure.id < after)
+    return (await session.scalars(query.order_by(Erasure.id.desc()).limit(limit))).all()
+
+
+async def count_erasures(session: AsyncSession, tenant_id: str) -> tuple[int, int]:
+    """(receipts, those of them that are not complete) of a tenant."""
+    rows = await session.execute(
+        select(Erasure.complete, func.count())
+        .where(Erasure.tenant_id == tenant_id)
+        .group_by(Erasure.complete)
+    )
+    counts: dict[bool, int] = {bool(row[0]): row[1] for row in rows}
+    return sum(counts.values()), counts.get(False, 0)

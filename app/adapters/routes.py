@@ -1,11 +1,11 @@
-"""/v1/adapters and /admin/v1/adapters."""
+"""/v1/adapters, /v1/uploads and /admin/v1/adapters."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 
-from app.adapters import alias_routes, erasure, events, operator, service, uploads
+from app.adapters import alias_routes, erasure, events, operator, service, upload_routes, uploads
 from app.adapters.deps import GateDep, ResourcesDep
 from app.adapters.resolution import scoped
 from app.adapters.schemas import (
@@ -18,6 +18,7 @@ from app.adapters.schemas import (
 from app.auth import ApiCaller, OperatorCaller
 
 router = APIRouter()
+router.include_router(upload_routes.router)
 router.include_router(alias_routes.router)
 
 After = Annotated[str | None, Query(max_length=40, description="the `last_id` of the page before")]
@@ -71,12 +72,7 @@ async def upload(
         content_length=int(length) if length.isdigit() else None,
         idempotency_key=idempotency_key,
     )
-    version = received.version
-    return JSONResponse(
-        version.model_dump(mode="json"),
-        status_code=202 if received.created else 200,
-        headers={"Location": f"/v1/adapters/{version.adapter}/versions/{version.version}"},
-    )
+    return upload_routes.version_answer(received)
 
 
 @router.get("/v1/adapters", tags=["adapters"])

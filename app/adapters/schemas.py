@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.adapters.alias_schemas import AliasObject
 
@@ -50,6 +50,68 @@ class VersionObject(BaseModel):
     created_at: int
     ready_at: int | None
     report: ReportObject | None = None
+
+
+class UploadIn(BaseModel):
+    """What an upload in parts will hold."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = Field(max_length=200)
+    config_bytes: int = Field(ge=1, le=2**53, description="size of adapter_config.json")
+    weights_bytes: int = Field(ge=1, le=2**53, description="size of adapter_model.safetensors")
+    weights_sha256: str | None = Field(
+        default=None,
+        pattern="^[0-9a-f]{64}$",
+        description="of the whole adapter_model.safetensors; checked when it is complete",
+    )
+
+
+class PartObject(BaseModel):
+    object: Literal["upload.part"] = "upload.part"
+    number: int
+    bytes: int
+    sha256: str
+
+
+class UploadVersion(BaseModel):
+    """The version that a complete upload has become."""
+
+    id: str
+    adapter: str
+    version: int
+
+
+class UploadObject(BaseModel):
+    """Part 0 is adapter_config.json; the weights are parts 1 to `parts`, of `part_bytes` each but
+    for the last one."""
+
+    object: Literal["upload"] = "upload"
+    id: str
+    name: str
+    state: Literal["open", "completed"]
+    config_bytes: int
+    weights_bytes: int
+    part_bytes: int
+    parts: int
+    received: list[PartObject]
+    missing: list[int]
+    version: UploadVersion | None
+    created_at: int
+    expires_at: int
+
+
+class UploadList(BaseModel):
+    """All uploads that wait for parts; there are few."""
+
+    object: Literal["list"] = "list"
+    data: list[UploadObject]
+
+
+class UploadGone(BaseModel):
+    object: Literal["upload.deleted"] = "upload.deleted"
+    id: str
+    deleted: Literal[True] = True
 
 
 class AdapterObject(BaseModel):

@@ -6,7 +6,7 @@ from datetime import timedelta
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters import erasure, repository, run_repository, states
+from app.adapters import erasure, repository, run_repository, states, upload_repository
 from app.adapters.models import ValidationRun
 from app.adapters.notices import announce
 from app.adapters.resources import QueueUnavailable, Resources
@@ -84,6 +84,22 @@ async def sweep_staging(resources: Resources) -> int:
     async with resources.db.transaction() as session:
         await repository.drop_upload_keys_before(session, now - UPLOAD_KEY_AGE)
     return removed
+
+
+async def sweep_uploads(resources: Resources) -> int:
+    """Drops uploads whose day is over, and parts in the store that no open upload has."""
+    now = resources.clock.now()
+    async with resources.db.transaction() as session:
+        expired = await upload_repository.expired(session, now, BATCH)
+        for upload_id in expired:
+            await upload_repository.drop(session, upload_id)
+    with_parts = await asyncio.to_thread(resources.store.uploads_with_parts)
+    async with resources.db.reading() as session:
+        wanted = await upload_repository.still_open(session, with_parts)
+    for upload_id in with_parts:
+        if upload_id not in wanted:
+            await asyncio.to_thread(resources.store.drop_parts, upload_id)
+    return len(expired)
 
 
 async def sweep_orphans(resources: Resources) -> int:

@@ -18,7 +18,8 @@ async def sweep(resources: Resources) -> str:
 
 
 async def clean(resources: Resources) -> str:
-    """Removes what broken-off uploads and crashes left in the store."""
+    """Drops expired uploads, and removes what crashes and broken-off uploads left in the store."""
     staging = await sweeps.sweep_staging(resources)
+    expired = await sweeps.sweep_uploads(resources)
     orphans = await sweeps.sweep_orphans(resources)
-    return f"{staging} staging leftovers and {orphans} orphans removed"
+    return f"{staging} staging leftovers, {expired} expired uploads and {orphans} orphans removed"

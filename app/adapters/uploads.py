@@ -4,24 +4,18 @@ Nothing is held in memory but the config; a client that goes away leaves nothing
 """
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
-from app.adapters import repository, run_repository, states, sweeps
-from app.adapters.models import Adapter, AdapterVersion, UploadKey, ValidationRun
+from app.adapters import intake, sweeps
 from app.adapters.multipart import PartBegin, PartData, PartEnd, boundary_of, read_parts
 from app.adapters.names import adapter_name, clip
-from app.adapters.resources import Resources
+from app.adapters.resources import Resources, storing
 from app.adapters.schemas import VersionObject
-from app.adapters.service import require_writer, with_report
-from app.audit import service as audit
+from app.adapters.service import require_writer
 from app.caller import Caller
-from app.errors import Conflict, Forbidden, InvalidRequest, RateLimited, TooLarge
-from app.ids import new_id
+from app.errors import InvalidRequest, RateLimited, TooLarge
 from engine.adapters.store import Staging
 
 NAME_PART = "name"
@@ -93,10 +87,11 @@ async def receive(
     limit = resources.settings.max_adapter_bytes
     if content_length is not None:
         if content_length > limit + FRAMING_BYTES:
-            raise _too_large(limit)
+            raise too_large(limit)
         async with resources.db.reading() as session:
-            await _check_stored(session, caller, content_length - FRAMING_BYTES)
-    with gate.enter(caller.tenant_id):
+            more = content_length - FRAMING_BYTES
+            await intake.check_stored(session, caller, more, resources.clock.now())
+    with gate.enter(caller.tenant_id), storing():
         staging = await asyncio.to_thread(resources.store.stage)
         try:
             form = _Form(staging, limit)
@@ -104,9 +99,11 @@ async def receive(
                 async for event in events:
                     await form.take(event)
             name = form.finished_name()
-            received, run_id = await _keep(resources, caller, name, form, staging, idempotency_key)
+            arrived = intake.Arrived(name, form.config_bytes, form.weights_bytes)
+            await asyncio.to_thread(staging.prepare)
+            received, run_id = await _keep(resources, caller, arrived, staging, idempotency_key)
         finally:
-            staging.abort()  # nothing is left to remove once it is committed
+            await asyncio.to_thread(staging.abort)  # once it is committed, nothing is left
     if run_id is not None:
         await sweeps.send(resources, run_id, received.version.id)
     return received
@@ -188,7 +185,7 @@ class _Form:
 
     def _check_size(self) -> None:
         if self.config_bytes + self.weights_bytes > self._limit:
-            raise _too_large(self._limit)
+            raise too_large(self._limit)
 
     def finished_name(self) -> str:
         """The adapter's name, once all parts are there."""
@@ -220,185 +217,35 @@ def _unknown_part(name: str) -> InvalidRequest:
     )
 
 
-def _too_large(limit: int) -> TooLarge:
+def too_large(limit: int, param: str = WEIGHTS_PART) -> TooLarge:
+    """Both files together are larger than this server accepts."""
     return TooLarge(
         f"an adapter may have {limit} bytes in both files together; save it as bf16 or lower its "
         "rank",
         code="adapter_too_large",
-        param=WEIGHTS_PART,
+        param=param,
     )
 
 
 # --------------------------------------------------------------------------- keeping it
 
 
-async def _check_stored(session: AsyncSession, caller: Caller, more: int) -> None:
-    most = caller.limits.max_stored_bytes
-    if most is None:
-        return
-    held = await repository.stored_bytes(session, caller.tenant_id)
-    if held + max(0, more) > most:
-        raise Forbidden(
-            f"your adapters would take {held + max(0, more)} bytes of the {most} that your tenant "
-            "may store; delete versions you no longer call",
-            code="stored_bytes_exceeded",
-            param=WEIGHTS_PART,
-        )
-
-
 async def _keep(
     resources: Resources,
     caller: Caller,
-    name: str,
-    form: _Form,
+    arrived: intake.Arrived,
     staging: Staging,
     idempotency_key: str | None,
 ) -> tuple[Received, str | None]:
-    """Commits the files and their rows; also the id of the run to send, if one is to be sent.
-
-    The tenant's lock spans both, so an erasure of the same content comes before or after.
-    """
-    now = resources.clock.now()
+    """Commits the files and their rows; also the id of the run to send, if one is to be sent."""
     async with resources.db.transaction() as session:
-        await repository.lock_tenant(session, caller.tenant_id)
-        digest = staging.digest
-        earlier = await _seen_key(session, caller, name, digest, idempotency_key)
+        await intake.lock_living_tenant(session, caller)
+        fingerprint = intake.fingerprint(arrived.name, staging.digest)
+        earlier = await intake.seen_key(session, caller, fingerprint, idempotency_key)
         if earlier is not None:
             return Received(earlier, created=False), None
-        await _check_name(session, caller, name)
-        adapter = await repository.live_adapter(session, caller.tenant_id, name)
-        version = None
-        if adapter is not None:
-            version = await repository.version_with_digest(session, adapter.id, digest)
-        if version is None:
-            await _check_quotas(session, caller, digest, form, new=adapter is None)
-        await asyncio.to_thread(staging.commit, caller.tenant_salt)
-        if adapter is None:
-            adapter = Adapter(
-                id=new_id("adp"),
-                tenant_id=caller.tenant_id,
-                name=name,
-                created_by=audit.actor_id(caller),
-                created_at=now,
-            )
-            session.add(adapter)
-            await session.flush()
-        run = None
-        if version is None:
-            number = await repository.last_number(session, adapter.id) + 1
-            version = AdapterVersion(
-                id=new_id("ver"),
-                adapter_id=adapter.id,
-                tenant_id=caller.tenant_id,
-                number=number,
-                digest=digest,
-                state=states.UPLOADED,
-                config_bytes=form.config_bytes,
-                weights_bytes=form.weights_bytes,
-                created_by=audit.actor_id(caller),
-                created_at=now,
-                updated_at=now,
-            )
-            session.add(version)
-            await session.flush()
-            run = open_run(session, version, resources)
-        elif version.state == states.FAILED:
-            await repository.move(
-                session, version.id, states.UPLOADED, now=now, code=None, reason=None
-            )
-            await session.refresh(version)
-            run = open_run(session, version, resources)
+        kept = await intake.keep(resources, session, caller, arrived, staging)
         if idempotency_key is not None:
-            session.add(
-                UploadKey(
-                    tenant_id=caller.tenant_id,
-                    key_hash=_hash(idempotency_key),
-                    version_id=version.id,
-                    fingerprint=_hash(f"{name}\n{digest}"),
-                    created_at=now,
-                )
-            )
-        if run is not None:
-            await audit.record(
-                session,
-                actor=caller,
-                action="adapter.upload",
-                target=version.id,
-                tenant_id=caller.tenant_id,
-                detail={"adapter_id": adapter.id, "name": name, "version": version.number},
-            )
-        await session.flush()
-        view = await with_report(session, adapter, version)
-        return Received(view, created=run is not None), None if run is None else run.id
-
-
-def open_run(session: AsyncSession, version: AdapterVersion, resources: Resources) -> ValidationRun:
-    """Queues a validation of the version in the caller's transaction."""
-    run = ValidationRun(
-        id=new_id("run"),
-        version_id=version.id,
-        tenant_id=version.tenant_id,
-        state=run_repository.QUEUED,
-        attempts=0,
-        created_at=resources.clock.now(),
-    )
-    session.add(run)
-    return run
-
-
-async def _check_name(session: AsyncSession, caller: Caller, name: str) -> None:
-    for base in await repository.base_models(session):
-        if base.name.lower() == name:
-            raise Conflict(
-                f"{name!r} is the base model's name; choose another one",
-                code="name_of_base_model",
-                param=NAME_PART,
-            )
-    if not caller.may_call(name):
-        raise Forbidden(
-            f"this key may only use some adapters, and {name!r} is not among them",
-            code="adapter_out_of_scope",
-            param=NAME_PART,
-        )
-
-
-async def _check_quotas(
-    session: AsyncSession, caller: Caller, digest: str, form: _Form, *, new: bool
-) -> None:
-    most = caller.limits.max_adapters
-    if new and most is not None:
-        count = await repository.count_adapters(session, caller.tenant_id)
-        if count >= most:
-            raise Forbidden(
-                f"your tenant has {count} adapters of the {most} it may have; delete one or upload "
-                "a new version of an existing one",
-                code="adapters_exceeded",
-                param=NAME_PART,
-            )
-    if not await repository.others_with_digest(session, caller.tenant_id, digest, besides=[]):
-        await _check_stored(session, caller, form.config_bytes + form.weights_bytes)
-
-
-async def _seen_key(
-    session: AsyncSession, caller: Caller, name: str, digest: str, key: str | None
-) -> VersionObject | None:
-    """What an earlier upload with this Idempotency-Key made."""
-    if key is None:
-        return None
-    row = await repository.upload_key(session, caller.tenant_id, _hash(key))
-    if row is None:
-        return None
-    if row.fingerprint != _hash(f"{name}\n{digest}"):
-        raise Conflict(
-            "this Idempotency-Key came with another upload before; use a new one",
-            code="idempotency_key_reused",
-            param="Idempotency-Key",
-        )
-    version = await repository.version_by_id(session, row.version_id)
-    if version is None:
-        return None
-    return await with_report(session, await repository.adapter_of(session, version), version)
-
-
-def _hash(value: str) -> str:
-    return hashlib.sha256(value.encode()).hexdigest()
+            intake.remember_key(resources, session, caller, kept, fingerprint, idempotency_key)
+        view = await intake.view(session, kept)
+    return Received(view, created=kept.run is not None), None if kept.run is None else kept.run.id

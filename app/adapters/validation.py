@@ -26,7 +26,13 @@ from app.audit import service as audit
 from app.ids import new_id
 from app.tenants import repository as tenants
 from app.webhooks.outbox import deliver_soon
-from engine.errors import AdapterMissing, EngineError, EngineUnavailable
+from engine.errors import (
+    AdapterCorrupt,
+    AdapterMissing,
+    EngineError,
+    EngineUnavailable,
+    StoreUnavailable,
+)
 from engine.types import AdapterRef, ModelDescription
 
 log = structlog.get_logger(__name__)
@@ -124,7 +130,7 @@ async def _claim(resources: Resources, version_id: str) -> Claim | None:
 
 async def _check(resources: Resources, claim: Claim) -> tuple[list[CheckOutcome], ModelDescription]:
     """Runs the checks in order up to the first that fails, and writes each as it finishes."""
-    engine, description = await _base(resources)
+    engine, description = await _fitting_base(resources, claim)
     outcomes: list[CheckOutcome] = []
     try:
         async with aclosing(_file_checks(resources, claim, description)) as checks:
@@ -146,8 +152,30 @@ async def _check(resources: Resources, claim: Claim) -> tuple[list[CheckOutcome]
     return outcomes, description
 
 
-async def _base(resources: Resources) -> tuple[Engine | None, ModelDescription]:
-    """An engine that answers and what it serves; else the base model that was last seen."""
+async def _fitting_base(
+    resources: Resources, claim: Claim
+) -> tuple[Engine | None, ModelDescription]:
+    """The base model that the adapter is for, where engines serve several: the first one whose
+    checks its files pass, else the one with which they come furthest."""
+    bases = await _bases(resources)
+    furthest, most = bases[0], -1
+    for base in bases if len(bases) > 1 else ():
+        await _renew(resources, claim)
+        passed = 0
+        try:
+            async with aclosing(_file_checks(resources, claim, base[1])) as checks:
+                async for outcome in checks:
+                    passed += outcome.status != "fail"
+        except CheckCrashed:
+            continue  # the recorded run meets it again and says so
+        if passed > most:
+            furthest, most = base, passed
+    return furthest
+
+
+async def _bases(resources: Resources) -> list[tuple[Engine | None, ModelDescription]]:
+    """The base models of the engines that answer, each once; else the one that was last seen."""
+    served: dict[str, tuple[Engine | None, ModelDescription]] = {}
     for engine in resources.engines:
         try:
             async with asyncio.timeout(DESCRIBE_TIMEOUT_S):
@@ -155,7 +183,9 @@ async def _base(resources: Resources) -> tuple[Engine | None, ModelDescription]:
         except (EngineError, TimeoutError):
             continue
         await base_models.remember(resources.db, description, resources.clock.now())
-        return engine, description
+        served.setdefault(description.base_digest, (engine, description))
+    if served:
+        return list(served.values())
     known = await base_models.last_seen(resources.db)
     if known is None:
         raise NoVerdict(
@@ -163,7 +193,7 @@ async def _base(resources: Resources) -> tuple[Engine | None, ModelDescription]:
             "no engine has described its base model yet; the checks begin when one has",
             counts=False,
         )
-    return None, known
+    return [(None, known)]
 
 
 async def _file_checks(
@@ -172,8 +202,10 @@ async def _file_checks(
     settings = resources.settings
     try:
         files = await asyncio.to_thread(resources.store.open, claim.ref)
-    except AdapterMissing as error:
-        raise NoVerdict("adapter_missing", error.message, counts=True) from error
+    except (AdapterMissing, AdapterCorrupt) as error:
+        raise NoVerdict(error.code, error.message, counts=True) from error
+    except StoreUnavailable as error:
+        raise NoVerdict(error.code, error.message, counts=False) from error
     bounds = Bounds(
         memory_bytes=settings.validation_memory_bytes,
         cpu_s=max(1, int(settings.validation_timeout_s)),
@@ -186,9 +218,12 @@ async def _file_checks(
         max_bytes=settings.max_adapter_bytes,
         bounds=bounds,
     )
-    async with aclosing(checks) as outcomes:
-        async for outcome in outcomes:
-            yield outcome
+    try:
+        async with aclosing(checks) as outcomes:
+            async for outcome in outcomes:
+                yield outcome
+    finally:
+        await asyncio.to_thread(resources.store.release, files)
 
 
 async def _behaviour(

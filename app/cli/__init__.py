@@ -8,12 +8,15 @@ from app.cli import (
     aliases,
     bench,
     chat,
+    config,
     demo,
+    engines,
     health,
     keys,
     secrets,
     serve,
     tenants,
+    usage,
     users,
 )
 from app.cli.database import migrate
@@ -32,8 +35,11 @@ app.add_typer(users.app, name="users")
 app.add_typer(keys.app, name="keys")
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(aliases.app, name="aliases")
+app.add_typer(engines.app, name="engines")
 app.add_typer(secrets.app, name="secrets")
+app.add_typer(config.app, name="config")
 app.command()(chat.chat)
+app.command()(usage.usage)
 app.command()(demo.demo)
 app.command()(bench.bench)
 app.command()(health.health)

@@ -9,12 +9,10 @@ import httpx
 from app.cli.database import settings
 from app.cli.output import console, fail
 from app.clock import SystemClock
-from app.processes import WORKER_SIGN_S, beat_sign, worker_sign
+from app.processes import beat_sign, worker_sign
 from app.settings import Settings
 
 TIMEOUT_S = 8.0
-WORKER_STALE_S = 6 * WORKER_SIGN_S
-BEAT_STALE_S = 60.0
 
 
 class Process(StrEnum):
@@ -70,11 +68,11 @@ def _engine(configured: Settings) -> str:
 
 
 def _worker(configured: Settings) -> str:
-    return _stale(worker_sign(configured), WORKER_STALE_S)
+    return _stale(worker_sign(configured), configured.worker_hang_s)
 
 
 def _beat(configured: Settings) -> str:
-    return _stale(beat_sign(configured), BEAT_STALE_S)
+    return _stale(beat_sign(configured), configured.beat_hang_s)
 
 
 def _stale(file: Path, after_s: float) -> str:

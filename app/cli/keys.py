@@ -6,15 +6,22 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.caller import KeyLimits
 from app.cli.database import ACTOR, in_transaction
 from app.cli.output import JsonFlag, console, fail, print_json, print_rows
-from app.keys import service
+from app.cli.tenants import LimitOption, parse_limits
+from app.keys import leaks, service
 from app.keys.models import ApiKey
+from app.keys.restrictions import access_of
+from app.keys.schemas import CheckedKey
 from app.platform import Platform
 from app.tenants import service as tenants
 
 app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
 
+LIMITS = tuple(KeyLimits.__dataclass_fields__)
+LIVE_KEY = 3
+"""Exit code of `check` when a key in the text can be used."""
 TenantOption = Annotated[str | None, typer.Option("--tenant", help="The tenant's name or id.")]
 
 
@@ -26,12 +33,21 @@ def create(
     adapter: Annotated[
         list[str], typer.Option("--adapter", help="Restrict to this adapter; may be repeated.")
     ] = [],  # noqa: B006
+    access: Annotated[
+        str, typer.Option(help="full; read: look at everything; inference: only call models.")
+    ] = "full",
+    network: Annotated[
+        list[str],
+        typer.Option("--network", help="Usable from this CIDR network alone; may be repeated."),
+    ] = [],  # noqa: B006
+    limit: LimitOption = [],  # noqa: B006
     days: Annotated[int, typer.Option(help="Lifetime in days; 0: does not expire.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
     """Create a key and print its secret, this once."""
     if (tenant is None) != operator:
         fail("give --tenant NAME, or --operator for a key of the operator API")
+    limits = KeyLimits(**parse_limits(limit, LIMITS))
 
     async def act(platform: Platform, session: AsyncSession) -> dict[str, Any]:
         now = platform.clock.now()
@@ -43,6 +59,10 @@ def create(
             tenant=None if tenant is None else await tenants.find_by_name(session, tenant),
             name=name,
             adapters=list(adapter) or None,
+            access=access,
+            networks=list(network) or None,
+            limits=limits,
+            settings=platform.settings,
             expires_at=now + timedelta(days=days) if days else None,
         )
         return {"id": made.row.id, "key": made.secret.text, "name": made.row.name}
@@ -69,7 +89,7 @@ def list_(tenant: TenantOption = None, as_json: JsonFlag = False) -> None:
 
     print_rows(
         in_transaction(act),
-        ("id", "name", "key", "tenant_id", "adapters", "state", "last_used_at"),
+        ("id", "name", "key", "tenant_id", "adapters", "access", "state", "last_used_at"),
         as_json=as_json,
         empty="There is no key yet: loramux keys create --tenant NAME",
     )
@@ -87,6 +107,60 @@ def revoke(key_id: str) -> None:
     console.print(f"lmx_{in_transaction(act)}_… is revoked")
 
 
+@app.command()
+def check(
+    text: Annotated[
+        str, typer.Argument(help="The key, or - to read a text from standard input.")
+    ] = "-",
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Shape and checksum alone, without the database.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Tell whether a text holds one of our keys, whose it is, and whether it works now.
+
+    Exit code 0: no key in it works; 3: one does (offline: one may).
+    """
+    if text == "-":
+        text = typer.get_text_stream("stdin").read(leaks.MAX_TEXT)
+    candidates = leaks.find_keys(text)
+
+    async def act(platform: Platform, session: AsyncSession) -> list[CheckedKey]:
+        found = await leaks.look_up(
+            session, candidates, secrets=platform.secrets, now=platform.clock.now()
+        )
+        return [CheckedKey.of(candidate, owner) for candidate, owner in found]
+
+    if offline:
+        findings = [CheckedKey.of(candidate, None) for candidate in candidates]
+    else:
+        findings = in_transaction(act)
+    if as_json:
+        skipped = {"known", "live"} if offline else set()
+        print_json([finding.model_dump(exclude=skipped, exclude_none=True) for finding in findings])
+    elif not findings:
+        console.print("Nothing in it has the shape of a loramux key.")
+    else:
+        for finding in findings:
+            console.print(_sentence(finding, offline), soft_wrap=True, highlight=False)
+    if any(finding.checksum if offline else finding.live for finding in findings):
+        raise typer.Exit(LIVE_KEY)
+
+
+def _sentence(finding: CheckedKey, offline: bool) -> str:
+    if not finding.checksum:
+        return f"{finding.shown} has the shape of a key and a wrong checksum: mistyped or invented."
+    if offline:
+        return f"{finding.shown} is a whole key; without --offline its owner is looked up."
+    if not finding.known:
+        return f"{finding.shown} is a whole key, but none that was made here."
+    whose = f"tenant {finding.tenant}" if finding.tenant else "an operator"
+    if finding.live:
+        return f"{finding.shown} of {whose} WORKS NOW: loramux keys revoke {finding.key_id}"
+    why = "its tenant is suspended" if finding.state == "active" else f"it is {finding.state}"
+    return f"{finding.shown} of {whose} does not work: {why}."
+
+
 def _row(key: ApiKey, state: str) -> dict[str, Any]:
     return {
         "id": key.id,
@@ -94,6 +168,8 @@ def _row(key: ApiKey, state: str) -> dict[str, Any]:
         "key": f"lmx_{key.public_id}_…{key.last4}",
         "tenant_id": key.tenant_id,
         "adapters": key.scopes.get("adapters"),
+        "access": access_of(key.scopes),
+        "networks": key.scopes.get("networks"),
         "state": state,
         "created_at": key.created_at,
         "expires_at": key.expires_at,

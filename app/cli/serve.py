@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 from pydantic import ValidationError
 
+from app.config_check import check
 from app.processes import (
     ProcessCommand,
     beat_command,
@@ -54,30 +55,38 @@ def engine(
     data_dir: DataOption = None,
 ) -> None:
     """Run one serving engine."""
-    settings = _settings(data_dir=data_dir)
+    settings = _settings(serves_http=False, data_dir=data_dir)
     _become(engine_command(settings, listen or settings.engines[0]))
 
 
 def worker(data_dir: DataOption = None) -> None:
     """Run the Celery worker that validates adapters and rolls up usage."""
-    _become(worker_command(_settings(data_dir=data_dir)))
+    _become(worker_command(_settings(serves_http=False, data_dir=data_dir)))
 
 
 def beat(data_dir: DataOption = None) -> None:
     """Run Celery beat, which starts sweeps and roll-ups."""
-    _become(beat_command(_settings(data_dir=data_dir)))
+    _become(beat_command(_settings(serves_http=False, data_dir=data_dir)))
 
 
-def _settings(**options: object) -> Settings:
-    """The settings, with the command line's options above the environment. Children inherit it."""
+def _settings(*, serves_http: bool = True, **options: object) -> Settings:
+    """The settings, with the command line's options above the environment. Children inherit it.
+
+    What is unsafe ends the command with a sentence, what may be better is said.
+    """
     for name, value in options.items():
         if value is not None:
             os.environ[f"LORAMUX_{name.upper()}"] = str(value)
     get_settings.cache_clear()
     try:
-        return get_settings()
+        settings = get_settings()
     except ValidationError as error:
         _leave(explain(error))
+    for problem in check(settings, serves_http=serves_http):
+        if problem.severity == "refuse":
+            _leave(f"{problem.message} ({problem.code})")
+        typer.echo(f"warning: {problem.message} ({problem.code})", err=True)
+    return settings
 
 
 def _become(command: ProcessCommand) -> None:

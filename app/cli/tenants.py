@@ -8,10 +8,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.cli.database import ACTOR, in_transaction
 from app.cli.output import JsonFlag, console, fail, print_json, print_rows
 from app.platform import Platform
-from app.tenants import service
+from app.tenants import deletion, service
 from app.tenants.models import Tenant
+from app.tenants.schemas import TenantReceipt
 
-app = typer.Typer(help="Create, list, change and suspend tenants.", no_args_is_help=True)
+app = typer.Typer(help="Create, list, change, suspend and delete tenants.", no_args_is_help=True)
 
 COLUMNS = ("name", "id", "status", "requests_per_minute", "tokens_per_minute", "weight")
 LimitOption = Annotated[
@@ -78,6 +79,60 @@ def resume(name: str) -> None:
     _set_status(name, active=True)
 
 
+@app.command()
+def delete(
+    name: str,
+    confirm: Annotated[
+        str, typer.Option(prompt="Its adapters are erased for good. Type the tenant's name")
+    ],
+    as_json: JsonFlag = False,
+) -> None:
+    """Delete a tenant: its keys and users end at once, its adapters are erased by the worker."""
+
+    async def act(platform: Platform, session: AsyncSession) -> str:
+        tenant = await service.find_by_name(session, name)
+        now = platform.clock.now()
+        await deletion.begin(session, tenant.id, confirm=confirm, now=now, actor=ACTOR)
+        return tenant.id
+
+    _show_receipt(in_transaction(act), as_json)
+
+
+@app.command("deletion")
+def show_deletion(name: str, as_json: JsonFlag = False) -> None:
+    """Show what is gone of a deleted tenant (its name or id), and what stays."""
+
+    async def act(_: Platform, session: AsyncSession) -> str:
+        return (await deletion.find_deleted(session, name)).tenant_id
+
+    _show_receipt(in_transaction(act), as_json)
+
+
+def _show_receipt(tenant_id: str, as_json: bool) -> None:
+    async def act(_: Platform, session: AsyncSession) -> TenantReceipt:
+        return await deletion.read_receipt(session, tenant_id)
+
+    receipt = in_transaction(act)
+    if as_json:
+        print_json(receipt.model_dump(mode="json"))
+        return
+    adapters = receipt.adapters
+    lines = [
+        f"{receipt.tenant_name} ({receipt.tenant_id}) is "
+        + ("erased." if receipt.complete else "being erased; nothing of it works any more."),
+        f"keys revoked: {receipt.keys_revoked}; users removed: {receipt.users_removed}; "
+        f"sessions ended: {receipt.sessions_ended}; calls running: {receipt.calls_running}",
+        f"adapters erased: {adapters.erased}; waiting for engines: {adapters.pending}; "
+        f"to do: {adapters.left}",
+        "What stays:",
+        *(f"- {item.what}: {item.why}" for item in receipt.kept),
+    ]
+    if not receipt.complete:
+        lines.append(f"The worker carries it on; see: loramux tenants deletion {tenant_id}")
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
 def _set_status(name: str, *, active: bool) -> None:
     async def act(platform: Platform, session: AsyncSession) -> str:
         tenant = await service.find_by_name(session, name)
@@ -88,13 +143,13 @@ def _set_status(name: str, *, active: bool) -> None:
     console.print(f"{in_transaction(act)} is {'active' if active else 'suspended'}")
 
 
-def parse_limits(given: list[str]) -> dict[str, Any]:
+def parse_limits(given: list[str], known: tuple[str, ...] = service.LIMITS) -> dict[str, Any]:
     """["weight=2", "max_rank=none"] -> {"weight": 2.0, "max_rank": None}; ends on a bad one."""
     limits: dict[str, Any] = {}
     for entry in given:
         name, equals, text = entry.partition("=")
-        if not equals or name not in service.LIMITS:
-            fail(f"{entry!r} is no limit; write NAME=VALUE, the names are {known_limits()}")
+        if not equals or name not in known:
+            fail(f"{entry!r} is no limit; write NAME=VALUE, the names are {', '.join(known)}")
         fractional = name in ("weight", "ttft_ms", "tpot_ms")
         try:
             limits[name] = None if text == "none" else float(text) if fractional else int(text)
@@ -109,4 +164,4 @@ def known_limits() -> str:
 
 def row(tenant: Tenant) -> dict[str, Any]:
     limits = {name: getattr(tenant, name) for name in service.LIMITS}
-    return {"id": tenant.id, "name": tenant.name, "status": tenant.status, **limits}
+    return {"id": tenant.id, "name": tenant.name, "status": tenant.state, **limits}

@@ -12,11 +12,16 @@ from app.caller import Caller
 from app.errors import AppError
 
 TENANT_PAGES = (
+    ("Overview", "/console/overview"),
     ("Adapters", "/console/adapters"),
     ("Playground", "/console/playground"),
     ("Keys", "/console/keys"),
+    ("Limits", "/console/limits"),
+    ("Audit", "/console/audit"),
 )
-OPERATOR_PAGES = (("Tenants", "/console/tenants"),)
+OPERATOR_PAGES = (("Tenants", "/console/tenants"), ("Audit", "/console/audit"))
+HOMES = {"operator": "/console/tenants"}
+"""Where a role begins; others at their adapters."""
 HEADINGS = {
     403: "Not allowed",
     404: "Not found",
@@ -76,7 +81,7 @@ def error_page(request: Request, error: AppError) -> HTMLResponse:
 
 def home(caller: Caller) -> str:
     """The first page for this role."""
-    return (OPERATOR_PAGES if caller.role == "operator" else TENANT_PAGES)[0][1]
+    return HOMES.get(caller.role, "/console/adapters")
 
 
 def _navigation(caller: Caller | None, path: str) -> list[NavigationItem]:

@@ -2,8 +2,18 @@
 
 from fastapi import APIRouter
 
-from app.console import access, adapters, keys, playground, tenants
+from app.console import (
+    access,
+    adapters,
+    audit,
+    keys,
+    limits,
+    overview,
+    playground,
+    tenants,
+    uploads,
+)
 
 router = APIRouter()
-for pages in (access, adapters, playground, keys, tenants):
+for pages in (access, overview, adapters, uploads, playground, keys, limits, audit, tenants):
     router.include_router(pages.router)

@@ -27,6 +27,9 @@ class Outcome:
     adapter_wait_ms: float | None
     ttft_ms: float | None
     total_ms: float
+    prefill_us: int = 0
+    decode_us: int = 0
+    adapter_byte_s: int = 0
 
 
 class Account:
@@ -48,6 +51,11 @@ class Account:
         self._held = held
         self._clock = clock
         self._settled = False
+
+    async def move(self, engine: str) -> None:
+        """Another engine runs the call: the sweep must ask that one's journal. Raises AppError."""
+        await self._ledger.move(self._request_id, engine)
+        self._engine = engine
 
     async def settle(self, outcome: Outcome) -> None:
         """Hands the row to the ledger and gives unused tokens back; later calls do nothing.
@@ -73,6 +81,9 @@ class Account:
                 adapter_wait_ms=outcome.adapter_wait_ms,
                 ttft_ms=outcome.ttft_ms,
                 total_ms=outcome.total_ms,
+                prefill_us=outcome.prefill_us,
+                decode_us=outcome.decode_us,
+                adapter_byte_s=outcome.adapter_byte_s,
             )
         )
         used = outcome.prompt_tokens + outcome.completion_tokens

@@ -46,7 +46,23 @@ _SHARED: dict[str, Any] = {
     },
     "response_format": {
         "type": "object",
-        "properties": {"type": {"type": "string", "enum": ["text"]}},
+        "required": ["type"],
+        "properties": {
+            "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
+            "json_schema": {
+                "type": "object",
+                "required": ["name", "schema"],
+                "properties": {
+                    "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+                    "description": {"type": "string"},
+                    "schema": {"type": "object"},
+                    "strict": {"type": "boolean", "description": "Kept whatever is sent."},
+                },
+                "additionalProperties": False,
+            },
+        },
+        "additionalProperties": False,
+        "description": "An answer that ends with `stop` validates, unless a stop string cut it.",
     },
     "loramux": {
         "type": "object",

@@ -1,13 +1,28 @@
-"""The engines behind this process: who is alive, who holds which adapter, who is asked next."""
+"""The engines behind this process: who is alive, who holds which adapter, who is asked next.
+
+Engines may serve different base models. Each is used only with the codec of its own tokenizer, and
+a request goes only to engines of its base (by digest).
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from app.errors import Overloaded
+from app.inference import routing
+from app.inference.routing import Candidate
 from engine.errors import EngineError, EngineUnavailable
 from engine.text import TextCodec
 from engine.types import (
@@ -21,8 +36,6 @@ from engine.types import (
 
 POLL_S = 1.0
 ASK_TIMEOUT_S = 10.0
-RESIDENT_BONUS = {"device": 4, "host": 2, "loading": 2}
-"""How many more requests an engine may have in flight than another before the adapter moves."""
 
 log = structlog.get_logger(__name__)
 
@@ -32,6 +45,8 @@ class EngineLink(Protocol):
 
     @property
     def alive(self) -> bool: ...
+    @property
+    def draining(self) -> bool: ...
     async def start(self) -> None: ...
     async def close(self) -> None: ...
     async def describe(self) -> ModelDescription: ...
@@ -39,12 +54,16 @@ class EngineLink(Protocol):
     async def cancel(self, request_id: str) -> None: ...
     async def status(self) -> EngineStatus: ...
     async def forget(self, ref: AdapterRef) -> bool: ...
+    async def drain(self) -> None: ...
+    async def resume(self) -> None: ...
     async def journal(self, request_ids: Iterable[str]) -> list[JournalEntry]: ...
     async def acknowledge(self, request_ids: Iterable[str]) -> None: ...
 
 
 Connect = Callable[[str], EngineLink]
 Remember = Callable[[ModelDescription], Awaitable[None]]
+Wishes = Callable[[Sequence["Engine"]], Awaitable[Mapping[str, bool]]]
+"""Notes which engines there are; by address, whether the operator wants each drained."""
 
 
 @dataclass
@@ -57,14 +76,23 @@ class Engine:
     status: EngineStatus | None = None
     in_flight: set[str] = field(default_factory=set)
     problem: str = "it has not answered yet"
+    drained: bool = False  # the operator's wish
 
     @property
     def usable(self) -> bool:
         return (
             self.description is not None
             and self.client.alive
+            and not self.drained
             and not (self.status is not None and self.status.draining)
         )
+
+    def candidate(self, ref: AdapterRef | None) -> Candidate:
+        running, waiting = len(self.in_flight), 0
+        if self.status is not None:
+            waiting = self.status.waiting
+            running = max(running - waiting, self.status.running)
+        return Candidate(self.address, running, waiting, self.tier(ref))
 
     def tier(self, ref: AdapterRef | None) -> str | None:
         if ref is None or self.status is None:
@@ -73,23 +101,29 @@ class Engine:
 
 
 class EngineRouter:
-    """Engines whose tokenizer is not the api's are never used.
+    """Engines with a tokenizer that the api has not are never used.
 
-    `load_codec` reads the base model's tokenizer (it blocks, so a thread runs it); `remember` is
-    awaited with every description that an engine gives.
+    `load_codecs` read the base models' tokenizers (they block, so a thread runs them), the
+    default one first; `remember` is awaited with every description that an engine gives, `wishes`
+    every second.
     """
 
     def __init__(
         self,
         addresses: Sequence[str],
-        load_codec: Callable[[], TextCodec],
+        load_codecs: Sequence[Callable[[], TextCodec]],
         connect: Connect,
         remember: Remember,
+        wishes: Wishes | None = None,
     ) -> None:
         self._engines = {address: Engine(address, connect(address)) for address in addresses}
-        self._load_codec = load_codec
+        self._connect = connect
+        self._load_codecs = load_codecs
         self._remember = remember
-        self._codec: TextCodec | None = None
+        self._wishes = wishes
+        self._wake = asyncio.Event()
+        self._reading: asyncio.Future[Mapping[str, bool]] | None = None
+        self._codecs: dict[str, TextCodec] = {}  # by tokenizer digest, the default one first
         self._codec_problem = "the tokenizer is being read"
         self._watcher: asyncio.Task[None] | None = None
 
@@ -103,15 +137,24 @@ class EngineRouter:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
             self._watcher = None
+        if self._reading is not None:
+            await asyncio.wait({self._reading}, timeout=ASK_TIMEOUT_S)
         for engine in self._engines.values():
             await engine.client.close()
 
     @property
     def codec(self) -> TextCodec:
-        """The base model's text codec; raises Overloaded until it has been read."""
-        if self._codec is None:
+        """The default base model's text codec; raises Overloaded until it has been read."""
+        for codec in self._codecs.values():
+            return codec
+        raise self._unavailable()
+
+    def codec_of(self, description: ModelDescription) -> TextCodec:
+        """The text codec of one base model; raises Overloaded until it has been read."""
+        codec = self._codecs.get(description.tokenizer_digest)
+        if codec is None:
             raise self._unavailable()
-        return self._codec
+        return codec
 
     @property
     def all(self) -> list[Engine]:
@@ -124,7 +167,8 @@ class EngineRouter:
 
     async def refresh(self) -> None:
         """Reads the tokenizer if that is still to do, and asks every engine how it is."""
-        if await self._read_codec():
+        if await self._read_codecs():
+            await self._read_wishes()
             await asyncio.gather(*(self._ask(engine) for engine in self._engines.values()))
 
     def description(self, base_digest: str | None = None) -> ModelDescription:
@@ -135,21 +179,40 @@ class EngineRouter:
                 return found
         raise self._unavailable()
 
-    def choose(self, ref: AdapterRef | None, base_digest: str | None = None) -> Engine:
-        """The usable engine of that base model with the least load, residency counted in favour.
+    def served(self) -> dict[str, ModelDescription]:
+        """The base models that engines have described, by digest."""
+        found = [e.description for e in self._engines.values() if e.description is not None]
+        return {description.base_digest: description for description in found}
 
-        Raises Overloaded (503) when there is none.
+    def choose(
+        self,
+        ref: AdapterRef | None,
+        base_digest: str | None = None,
+        *,
+        key: str = "",
+        besides: Collection[str] = (),
+    ) -> Engine:
+        """The engine of that base model which app.inference.routing picks; `besides` those.
+
+        `key` tells requests without an adapter apart. Raises Overloaded (503) when there is none.
         """
-        usable = [
-            engine
+        usable = {
+            engine.address: engine
             for engine in self._engines.values()
             if engine.usable
+            and engine.address not in besides
             and engine.description is not None
             and base_digest in (None, engine.description.base_digest)
-        ]
+        }
         if not usable:
-            raise self._unavailable()
-        return min(usable, key=lambda engine: _cost(engine, ref))
+            raise self._draining() if self._all_drain(base_digest) else self._unavailable()
+        candidates = [engine.candidate(ref) for engine in usable.values()]
+        name = key if ref is None else f"{ref.salt}:{ref.digest}"
+        return usable[routing.choose(candidates, name).address]
+
+    def wake(self) -> None:
+        """An operator changed a wish: look at once."""
+        self._wake.set()
 
     async def journal(self, address: str, request_ids: list[str]) -> list[JournalEntry]:
         """What one engine wrote down of these requests; raises EngineUnavailable."""
@@ -175,7 +238,7 @@ class EngineRouter:
 
     def problem(self) -> str | None:
         """Why no call can be served now, for /readyz; None when one can."""
-        if self._codec is None:
+        if not self._codecs:
             return self._codec_problem
         if any(engine.usable for engine in self._engines.values()):
             return None
@@ -183,10 +246,48 @@ class EngineRouter:
 
     async def _watch(self) -> None:
         while True:
-            if await self._read_codec():
+            if await self._read_codecs():
                 break
             await asyncio.sleep(POLL_S)
-        await asyncio.gather(*(self._poll(engine) for engine in self._engines.values()))
+        polls = [self._poll(engine) for engine in self._engines.values()]
+        await asyncio.gather(self._watch_wishes(), *polls)
+
+    async def _watch_wishes(self) -> None:
+        while True:
+            await self._read_wishes()
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(POLL_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _read_wishes(self) -> None:
+        """What was last known stays while the database is away."""
+        if self._wishes is None:
+            return
+        try:
+            self._reading = asyncio.ensure_future(self._wishes(self.all))
+            wishes = await asyncio.shield(self._reading)  # a cut-off statement spoils a connection
+        except (SQLAlchemyError, OSError) as error:
+            log.info("wishes_not_read", error=type(error).__name__)
+            return
+        for engine in self._engines.values():
+            changed = engine.drained != wishes.get(engine.address, False)
+            engine.drained = wishes.get(engine.address, False)
+            if changed:
+                await self._obey(engine)
+
+    async def _obey(self, engine: Engine) -> None:
+        """Brings an engine to the operator's wish, also one that was restarted meanwhile."""
+        if engine.status is None or engine.status.held == engine.drained:
+            return
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                await (engine.client.drain() if engine.drained else engine.client.resume())
+                engine.status = await engine.client.status()
+        except (EngineError, TimeoutError) as error:
+            log.info("wish_not_carried_out", engine=engine.address, error=type(error).__name__)
 
     async def _poll(self, engine: Engine) -> None:
         """Each engine for itself, so that one which is away delays no other's figures."""
@@ -194,13 +295,15 @@ class EngineRouter:
             await self._ask(engine)
             await asyncio.sleep(POLL_S)
 
-    async def _read_codec(self) -> bool:
-        if self._codec is None:
+    async def _read_codecs(self) -> bool:
+        """All of them, or none: one that cannot be read is said until it can."""
+        if not self._codecs:
             try:
-                self._codec = await asyncio.to_thread(self._load_codec)
+                codecs = [await asyncio.to_thread(load) for load in self._load_codecs]
+                self._codecs = {codec.tokenizer_digest: codec for codec in codecs}
             except (EngineError, OSError) as error:
                 self._codec_problem = str(error)
-        return self._codec is not None
+        return bool(self._codecs)
 
     async def _ask(self, engine: Engine) -> None:
         try:
@@ -210,18 +313,19 @@ class EngineRouter:
                 if engine.description is None or not known:
                     await self._accept(engine, await engine.client.describe())
                 engine.status = status
+            await self._obey(engine)
         except (EngineError, TimeoutError) as error:
             engine.problem = getattr(error, "message", "it does not answer")
 
     async def _accept(self, engine: Engine, description: ModelDescription) -> None:
-        if description.tokenizer_digest == self.codec.tokenizer_digest:
+        if description.tokenizer_digest in self._codecs:
             await self._remember(description)
             engine.description, engine.problem = description, "it is not connected"
             return
         engine.description = None
         engine.problem = (
-            "its base model has another tokenizer than the api's; set LORAMUX_BASE_MODEL to the "
-            "same files for both"
+            "the api has not the tokenizer of its base model; set LORAMUX_BASE_MODEL or "
+            "LORAMUX_ENGINE_BASE_MODELS to the same files for both"
         )
         log.error("tokenizer_mismatch", engine=engine.address)
 
@@ -232,9 +336,22 @@ class EngineRouter:
             retry_after_ms=2000,
         )
 
+    def _all_drain(self, base_digest: str | None) -> bool:
+        """Whether those of that base that are there are all being drained."""
+        there = [
+            engine
+            for engine in self._engines.values()
+            if engine.description is not None
+            and base_digest in (None, engine.description.base_digest)
+        ]
+        return bool(there) and all(
+            engine.drained or (engine.status is not None and engine.status.draining)
+            for engine in there
+        )
 
-def _cost(engine: Engine, ref: AdapterRef | None) -> tuple[float, str]:
-    load: float = len(engine.in_flight)
-    if engine.status is not None:
-        load = max(load, engine.status.running + engine.status.waiting)
-    return load - RESIDENT_BONUS.get(engine.tier(ref) or "", 0), engine.address
+    def _draining(self) -> Overloaded:
+        return Overloaded(
+            "the engines of this model are being drained; retry in a few seconds",
+            code="draining",
+            retry_after_ms=5000,
+        )

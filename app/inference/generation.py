@@ -2,21 +2,24 @@
 
     deltas()   reads the engine, detokenizes, holds stop strings back, yields what may go out
     abandon()  the client went away: cancels in the engine at once; what comes after is overshoot
+    abort()    the platform ends the call: the same, and the client is told why
 
 However it ends, `Account.settle` is called once, before `deltas()` returns or raises.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 from app.clock import Clock
+from app.errors import AppError
 from app.inference.account import Account, Outcome
 from app.inference.engines import Engine
 from app.inference.refusals import refusal, reported
-from app.usage.entries import Status
-from engine.errors import EngineError
+from app.inference.running import RunningCalls
+from app.usage.entries import Status, microseconds
+from engine.errors import EngineError, NotStarted
 from engine.text import TextCodec, TextStream
 from engine.types import GenerateRequest, RequestOutput, RequestUsage, TokenLogprobs
 
@@ -50,7 +53,7 @@ class Counts:
     completion_tokens: int = 0
 
 
-@dataclass
+@dataclass(eq=False)  # a call is itself, whatever it holds
 class Generation:
     """`started_ms` is when the call arrived (monotonic)."""
 
@@ -62,8 +65,11 @@ class Generation:
     clock: Clock
     started_ms: float
     prompt_param: str  # "messages" or "prompt": what a refusal of the prompt names
+    running: RunningCalls | None = None
+    elsewhere: Callable[[Collection[str]], Engine] | None = None  # another than these addresses
     counts: Counts = field(init=False)
     abandoned: bool = False
+    _aborted: AppError | None = None
     _overshoot: int = 0
     _ttft_ms: float | None = None
     _usage: RequestUsage | None = None
@@ -78,8 +84,9 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Raises AppError when the engine refuses or fails; ends silently after `abandon()`."""
-        self.engine.in_flight.add(self.request.request_id)
-        outputs = self.engine.client.generate(self.request)
+        if self.running is not None:
+            self.running.add(self.request.tenant, self)
+        outputs = self._outputs()
         status: Status = "failed"
         error_code: str | None = "interrupted"
         try:
@@ -97,16 +104,21 @@ class Generation:
                     break
             if self._usage is None:
                 await self._last_word(outputs)
+            self._raise_if_aborted()
             status, error_code = "completed", None
         except EngineError as error:
             error_code = error.code
             if self.abandoned:
                 return
+            self._raise_if_aborted()
             raise refusal(error, self.prompt_param) from error
         finally:
-            self.engine.in_flight.discard(self.request.request_id)
+            if self.running is not None:
+                self.running.discard(self.request.tenant, self)
+            if self._aborted is not None:
+                status, error_code = "cancelled", self._aborted.code
             with suppress(EngineError):
-                await _close(outputs)
+                await outputs.aclose()
             await self._settle("cancelled" if self.abandoned else status, error_code)
 
     def abandon(self) -> None:
@@ -115,14 +127,59 @@ class Generation:
             self.abandoned = True
             self._cancel_in_engine()
 
+    def abort(self, refusal: AppError) -> None:
+        """`deltas()` raises `refusal` as soon as the engine has stopped."""
+        if self._aborted is None:
+            self._aborted = refusal
+            self._cancel_in_engine()
+
     # ---------------------------------------------------------------------- inside
+
+    def _raise_if_aborted(self) -> None:
+        if self._aborted is not None:
+            raise self._aborted
+
+    async def _outputs(self) -> AsyncGenerator[RequestOutput, None]:
+        """What the engine says; a request that an engine never began goes to another one."""
+        tried: set[str] = set()
+        while True:
+            try:
+                async with aclosing(self._outputs_of(self.engine)) as outputs:
+                    async for output in outputs:
+                        yield output
+                return
+            except NotStarted as refused:
+                tried.add(self.engine.address)
+                await self._move(tried, refused)
+
+    async def _outputs_of(self, engine: Engine) -> AsyncGenerator[RequestOutput, None]:
+        engine.in_flight.add(self.request.request_id)
+        outputs = engine.client.generate(self.request)
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            engine.in_flight.discard(self.request.request_id)
+            with suppress(EngineError):
+                await _close(outputs)
+
+    async def _move(self, tried: Collection[str], refused: NotStarted) -> None:
+        """To an engine that was not tried; raises `refused` when there is none."""
+        if self.elsewhere is None or self.abandoned or self._aborted is not None:
+            raise refused
+        try:
+            engine = self.elsewhere(tried)
+            await self.account.move(engine.address)
+        except AppError:
+            raise refused from None
+        self.engine = engine
 
     def _take(self, output: RequestOutput) -> list[Delta]:
         if output.usage is not None:
             self._usage = output.usage
         choice = self._choices[output.choice]
         generated = len(output.token_ids) + (output.stop_token is not None)
-        if self.abandoned or choice.finish is not None:
+        if self.abandoned or self._aborted is not None or choice.finish is not None:
             self._overshoot += generated
             choice.finish = choice.finish or output.finish
             return []
@@ -187,6 +244,9 @@ class Generation:
             adapter_wait_ms=usage.adapter_wait_ms if usage else None,
             ttft_ms=self._ttft_ms,
             total_ms=self.clock.monotonic_ms() - self.started_ms,
+            prefill_us=microseconds(usage.prefill_ms) if usage else 0,
+            decode_us=microseconds(usage.decode_ms) if usage else 0,
+            adapter_byte_s=round(usage.adapter_byte_seconds) if usage else 0,
         )
         await self.account.settle(outcome)
 

@@ -1,19 +1,21 @@
 """Opens and closes what calls need: engines, limits, ledger. Api and worker use it alike."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import structlog
 
 from app.adapters.base_models import remember
-from app.inference.engines import EngineLink, EngineRouter
+from app.engines import service as engine_registry
+from app.inference.engines import Engine, EngineLink, EngineRouter
 from app.limits.open import open_limits
 from app.platform import CheckResult, Platform, ReadinessCheck
 from app.processes import curve_dir
 from app.settings import Settings
+from app.tenants.deletion import end_calls_of_deleted
 from app.usage.metrics import usage_metrics
 from app.usage.service import Ledger
 from app.usage.spool import Spool
@@ -55,11 +57,15 @@ def open_router(platform: Platform) -> EngineRouter:
     async def note(description: ModelDescription) -> None:
         await remember(platform.db, description, platform.clock.now())
 
+    async def wishes(engines: Sequence[Engine]) -> dict[str, bool]:
+        return await engine_registry.wishes(platform.db, engines, platform.clock.now())
+
     return EngineRouter(
         settings.engines,
-        lambda: load_codec(settings.base_model),
+        [partial(load_codec, path) for path in settings.base_models],
         lambda address: connect_engine(settings, address),
         note,
+        wishes,
     )
 
 
@@ -67,17 +73,20 @@ def open_ledger(platform: Platform) -> Ledger:
     async def acknowledge(engine: str, request_ids: list[str]) -> None:
         await platform.engines.acknowledge(engine, request_ids)
 
+    metrics = usage_metrics()
+    metrics.tenants.places = platform.settings.metrics_tenants
+    metrics.adapters.places = platform.settings.metrics_adapters
     return Ledger(
         platform.db,
         platform.clock,
         Spool(platform.settings.data_dir / "spool"),
-        usage_metrics(),
+        metrics,
         lease_s=platform.settings.ledger_lease_s,
         acknowledge=acknowledge,
     )
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def load_codec(base_model: Path) -> TextCodec:
     """The base model's tokenizer and chat format, read once a process."""
     return TextCodec.load(base_model)
@@ -104,5 +113,6 @@ async def _tick(platform: Platform) -> None:
         try:
             await platform.ledger.tick()
             await platform.limits.renew_seats()
+            await end_calls_of_deleted(platform)
         except Exception as error:  # noqa: BLE001 - leases must be renewed whatever happened once
             log.warning("tick_failed", error=type(error).__name__)

@@ -18,13 +18,17 @@ ADAPTER_FAULT = {
     "non_finite_logits": "with this adapter the model's outputs are not finite numbers",
 }
 ADAPTER_RETRY_MS = 30_000
-MAY_RETRY = frozenset({"draining", "engine_unavailable", "cancelled"})
-NOT_THE_ADAPTERS = frozenset({"deadline_exceeded", "engine_step_failed", *MAY_RETRY})
+OF_THE_SCHEMA = frozenset({"invalid_schema", "schema_too_complex", "grammar_unavailable"})
+"""The engine's own verdicts on response_format and tools; the caller can act on each."""
+MAY_RETRY = frozenset({"engine_unavailable", "cancelled"})
+NOT_THE_ADAPTERS = frozenset({"deadline_exceeded", "draining", "engine_step_failed", *MAY_RETRY})
 
 
 def reported(code: str | None, message: str | None, *, adapter: bool) -> EngineError:
     """The error that an output carries. With an adapter, an unknown code is about its files."""
     code, message = code or "engine_error", message or ""
+    if code in OF_THE_SCHEMA:
+        return RequestRefused(message, code=code, field="response_format")
     if adapter and code not in NOT_THE_ADAPTERS:
         return AdapterRefused(message, code=code)
     return EngineError(message, code=code)
@@ -49,6 +53,13 @@ def refusal(error: EngineError, prompt_param: str = "prompt") -> AppError:
         return Overloaded(
             f"{error.message or 'the call could not end in time'} Ask for fewer tokens, or retry "
             "later.",
+            code=code,
+            retry_after_ms=5000,
+        )
+    if code == "draining":
+        return Overloaded(
+            "the engine takes no new calls now and no other can take this one; retry in a few "
+            "seconds",
             code=code,
             retry_after_ms=5000,
         )

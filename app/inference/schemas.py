@@ -11,8 +11,9 @@ import msgspec
 
 from app.errors import InvalidRequest
 from app.inference.fields import Fields, clip, kind, refused, unsupported
+from app.inference.response_format import response_grammar
 from app.settings import Settings
-from engine.types import LatencyBudget
+from engine.types import Grammar, LatencyBudget
 
 Message = dict[str, str]
 
@@ -74,6 +75,7 @@ class Call:
     stream: bool
     include_usage: bool
     budget: LatencyBudget | None
+    grammar: Grammar | None = None
     messages: tuple[Message, ...] | None = None
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
@@ -164,6 +166,7 @@ def _finish(
         stream=stream,
         include_usage=_include_usage(fields, stream),
         budget=_budget(fields),
+        grammar=response_grammar(fields, settings),
         messages=messages,
         text=text,
         token_ids=token_ids,
@@ -183,11 +186,6 @@ def _check_neutral(fields: Fields) -> None:
     for name in TOOLS:
         if fields.take(name) is not None:
             raise unsupported(name, TOOLS_REMEDY, code="tools_unsupported")
-    form = fields.object("response_format")
-    if form is not None:
-        if form.text("type") != "text":
-            raise unsupported("response_format", 'only {"type": "text"} is; remove it')
-        form.finish()
     fields.refuse(REMEDIES)
 
 

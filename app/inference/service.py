@@ -4,13 +4,14 @@ Nothing reaches the engine before the ledger has the row, and no database sessio
 """
 
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from app.adapters.resolution import ResolvedModel, resolve_for_call
 from app.caller import Caller
 from app.errors import AppError, InvalidRequest
 from app.inference.account import Account
-from app.inference.engines import EngineRouter
+from app.inference.engines import Engine, EngineRouter
 from app.inference.fields import refused
 from app.inference.generation import Generation
 from app.inference.prompts import encode_prompt
@@ -44,7 +45,8 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
     ledger: Ledger = platform.ledger
     model = await resolve_for_call(platform.db, caller, call.model, request_id=request_id)
     description = router.description(model.base_digest)
-    prompt = await encode_prompt(call, router.codec, description, caller.tenant_id)
+    codec = router.codec_of(description)
+    prompt = await encode_prompt(call, codec, description, caller.tenant_id)
     max_tokens = token_allowance(call, len(prompt), description, caller, platform.settings)
     request = GenerateRequest(
         request_id=request_id,
@@ -56,9 +58,15 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
         choices=call.choices,
         weight=caller.limits.weight,
         budget=latency_budget(call.budget, caller),
+        grammar=call.grammar,
         deadline_ms=platform.settings.engine_timeout_s * 1000.0,
     )
-    engine = router.choose(model.ref, model.base_digest)
+
+    def elsewhere(besides: Collection[str] = ()) -> Engine:
+        base = description.base_digest
+        return router.choose(model.ref, base, key=request_id, besides=besides)
+
+    engine = elsewhere()
     reserved = len(prompt) + call.choices * max_tokens
     held, decision = await limits.reserve(caller, request_id, reserved)
     opened = False
@@ -90,12 +98,14 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
     generation = Generation(
         request=request,
         engine=engine,
-        codec=router.codec,
+        codec=codec,
         stops=call.sampling.stop,
         account=Account(request_id, engine.address, ledger, limits, held, platform.clock),
         clock=platform.clock,
         started_ms=started_ms,
         prompt_param=call.prompt_param,
+        running=platform.running,
+        elsewhere=elsewhere,
     )
     headers = limit_headers(decision) | {"x-loramux-adapter": adapter_header(model)}
     return Admitted(generation, model, description, headers)

@@ -15,6 +15,7 @@ from app.errors import AppError, InternalError
 from app.inference.answers import WholeChoice
 from app.inference.frames import DONE, Frames, error_frame
 from app.inference.generation import Generation
+from app.metrics import BROKEN_STREAMS
 
 SEND_TIMEOUT_S = 30.0
 """A client that takes nothing for this long is treated as gone."""
@@ -54,9 +55,11 @@ class EventStream(Response):
                 if not self._started:
                     error.limit_headers = self._limit_headers
                     raise
+                BROKEN_STREAMS.labels(error.code).inc()
                 await self._finish(send, error_frame(error))
             finally:
                 if self._started and not ended:
+                    BROKEN_STREAMS.labels("interrupted").inc()
                     async with asyncio.timeout(LAST_FRAMES_S):
                         await self._finish(send, error_frame(_interrupted()))
 

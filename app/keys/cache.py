@@ -10,6 +10,7 @@ from datetime import datetime
 
 from app.caller import Caller
 from app.crypto import KeyedHash
+from app.keys.networks import Network
 
 CAPACITY = 10_000
 
@@ -24,6 +25,7 @@ class KeyEntry:
     expires_at: datetime | None
     revoke_at: datetime | None
     revoked_at: datetime | None
+    networks: tuple[Network, ...] | None = None  # None: usable from everywhere
 
 
 class KeyCache:

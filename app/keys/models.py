@@ -26,7 +26,8 @@ class ApiKey(Base):
     hash_version: Mapped[int] = mapped_column()
     last4: Mapped[str] = mapped_column(String(4))
     scopes: Mapped[dict[str, Any]] = mapped_column(Json)
-    """{"adapters": [names]}; without the entry, all of the tenant's adapters."""
+    """{"adapters": [names], "access": "read", "networks": [CIDRs]}; an entry that is absent
+    restricts nothing."""
     requests_per_minute: Mapped[int | None] = mapped_column()
     tokens_per_minute: Mapped[int | None] = mapped_column()
     max_concurrent: Mapped[int | None] = mapped_column()

@@ -52,6 +52,17 @@ async def page(
     return list((await session.execute(query)).scalars())
 
 
+async def revoke_all(session: AsyncSession, tenant_id: str, now: datetime) -> int:
+    """Revokes what is left of a tenant's keys; how many."""
+    result = await session.execute(
+        update(ApiKey)
+        .where(ApiKey.tenant_id == tenant_id, ApiKey.revoked_at.is_(None))
+        .values(revoked_at=now)
+        .returning(ApiKey.id)
+    )
+    return len(result.all())
+
+
 async def write_last_used(session: AsyncSession, used: Mapping[str, datetime]) -> None:
     """Moves `last_used_at` forward, never back (several api processes write)."""
     for key_id, at in sorted(used.items()):

@@ -11,8 +11,8 @@ from app.db import after_commit
 from app.deps import IdempotencyKey, PlatformDep, ReadSession, Session
 from app.errors import InvalidRequest
 from app.idempotency.service import create_once
-from app.keys import service
-from app.keys.schemas import KeyIn, KeyOut, NewKeyOut, RotateIn
+from app.keys import leaks, service
+from app.keys.schemas import CheckedKey, CheckIn, CheckOut, KeyIn, KeyOut, NewKeyOut, RotateIn
 from app.paging import PageDep, list_body
 from app.platform import Platform
 from app.tenants import service as tenants
@@ -59,8 +59,11 @@ async def create_key(
             tenant=tenant,
             name=body.name,
             adapters=body.adapters,
+            access=body.access,
+            networks=body.networks,
             expires_at=body.expires_at,
             limits=body.limits(),
+            settings=platform.settings,
         )
         return _shown_once(made, platform)
 
@@ -75,6 +78,17 @@ async def create_key(
         secrets=platform.secrets,
         now=platform.clock.now(),
     )
+
+
+@router.post("/check")
+async def check_keys(
+    body: CheckIn, session: ReadSession, platform: PlatformDep, _: OperatorCaller
+) -> CheckOut:
+    """Which keys a text holds, whose they are, and whether they work now. Nothing is kept."""
+    found = await leaks.look_up(
+        session, leaks.find_keys(body.text), secrets=platform.secrets, now=platform.clock.now()
+    )
+    return CheckOut(data=[CheckedKey.of(candidate, owner) for candidate, owner in found])
 
 
 @router.get("/{key_id}")

@@ -5,9 +5,12 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from app.caller import KeyLimits
+from app.caller import KeyAccess, KeyLimits
 from app.keys import service
+from app.keys.leaks import MAX_TEXT, Candidate, Owner
 from app.keys.models import ApiKey
+from app.keys.restrictions import access_of
+from app.keys.service import KeyState
 from app.keys.token import PREFIX
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
@@ -23,6 +26,10 @@ class KeyIn(BaseModel):
     operator: Annotated[bool, Field(strict=True)] = False
     name: str = Field(default="", max_length=100)
     adapters: list[AdapterName] | None = None
+    access: KeyAccess = "full"
+    """`read` may look at everything, `inference` may only call models."""
+    networks: list[Annotated[str, Field(max_length=64)]] | None = None
+    """CIDRs that the key may be used from; without it, everywhere."""
     expires_at: AwareDatetime | None = None
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
@@ -57,6 +64,8 @@ class KeyOut(BaseModel):
     last4: str
     state: Literal["active", "expired", "revoked"]
     adapters: list[str] | None
+    access: KeyAccess
+    networks: list[str] | None
     requests_per_minute: int | None
     tokens_per_minute: int | None
     max_concurrent: int | None
@@ -70,12 +79,14 @@ class KeyOut(BaseModel):
 
     @classmethod
     def of(cls, key: ApiKey, now: datetime) -> "KeyOut":
-        computed = {"object", "prefix", "state", "adapters"}
+        computed = {"object", "prefix", "state", "adapters", "access", "networks"}
         return cls(
             **{name: getattr(key, name) for name in cls.model_fields.keys() - computed},
             prefix=f"{PREFIX}_{key.public_id}",
             state=service.state(key, now),
             adapters=key.scopes.get("adapters"),
+            access=access_of(key.scopes),
+            networks=key.scopes.get("networks"),
         )
 
 
@@ -86,3 +97,54 @@ class NewKeyOut(BaseModel):
     object: Literal["api_key"] = "api_key"
     key: str
     api_key: KeyOut
+
+
+class CheckIn(BaseModel):
+    """A text that may hold keys: one key, or a file that somebody published."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str = Field(min_length=1, max_length=MAX_TEXT)
+
+
+class CheckedKey(BaseModel):
+    """What is known of a text of our shape; `shown` never has the secret."""
+
+    shown: str
+    checksum: bool
+    """False: mistyped or invented; the rest is then unknown."""
+    known: bool
+    live: bool
+    """It works now: revoke it."""
+    key_id: str | None = None
+    name: str | None = None
+    tenant_id: str | None = None
+    tenant: str | None = None
+    role: Literal["api_key", "operator"] | None = None
+    state: KeyState | None = None
+    last_used_at: datetime | None = None
+
+    @classmethod
+    def of(cls, candidate: Candidate, owner: Owner | None) -> "CheckedKey":
+        checked = cls(
+            shown=candidate.shown,
+            checksum=candidate.key is not None,
+            known=owner is not None,
+            live=owner is not None and owner.live,
+        )
+        if owner is not None:
+            checked.key_id = owner.row.id
+            checked.name = owner.row.name
+            checked.tenant_id = owner.row.tenant_id
+            checked.tenant = None if owner.tenant is None else owner.tenant.name
+            checked.role = "operator" if owner.row.role == "operator" else "api_key"
+            checked.state = owner.state
+            checked.last_used_at = owner.row.last_used_at
+        return checked
+
+
+class CheckOut(BaseModel):
+    """`data` is empty when nothing in the text has the shape of a key."""
+
+    object: Literal["list"] = "list"
+    data: list[CheckedKey]

@@ -1,5 +1,6 @@
 """Making, verifying, rotating and revoking API keys."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -7,18 +8,18 @@ from typing import Any, Literal
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.audit import service as audit
-from app.caller import Caller, KeyLimits
+from app.caller import Caller, KeyLimits, TenantLimits
 from app.crypto import KeyedHash, Secrets
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.ids import new_id
 from app.keys import repository, token
 from app.keys.cache import KeyEntry
 from app.keys.models import ApiKey
+from app.keys.restrictions import access_of, check_key_limits, key_scopes, networks_of
 from app.settings import Settings
 from app.tenants.models import Tenant
-from app.tenants.service import effective_limits
+from app.tenants.service import effective_limits, require_kept
 
-MAX_SCOPED_ADAPTERS = 100
 KeyState = Literal["active", "expired", "revoked"]
 
 
@@ -38,26 +39,27 @@ async def create_key(
     actor: Caller | str,
     tenant: Tenant | None,
     name: str = "",
-    adapters: list[str] | None = None,
+    adapters: Sequence[str] | None = None,
+    access: str = "full",
+    networks: Sequence[str] | None = None,
     expires_at: datetime | None = None,
     limits: KeyLimits | None = None,
+    settings: Settings | None = None,
 ) -> NewKey:
     """A key of a tenant, or with `tenant=None` an operator's key (never accepted on /v1).
 
-    `adapters` restricts the key to adapters of these names; None means all of the tenant's.
+    `adapters` restricts the key to adapters of these names, `access` to reading or to inference,
+    `networks` (CIDRs) to where it is used from; None restricts nothing. With `settings`, `limits`
+    are also held to the platform's defaults where the tenant has none of its own.
     """
     _check_expiry(expires_at, now)
-    if adapters is not None and tenant is None:
-        raise InvalidRequest(
-            "An operator key has no adapter scope; leave it out.", param="adapters"
-        )
-    if adapters is not None and len(adapters) > MAX_SCOPED_ADAPTERS:
-        raise InvalidRequest(
-            f"A key may be restricted to at most {MAX_SCOPED_ADAPTERS} adapters; "
-            f"{len(adapters)} were given.",
-            param="adapters",
-        )
-    scopes: dict[str, Any] = {} if adapters is None else {"adapters": sorted(set(adapters))}
+    scopes = await key_scopes(session, tenant, adapters=adapters, access=access, networks=networks)
+    limits = limits or KeyLimits()
+    if tenant is None and limits != KeyLimits():
+        raise InvalidRequest("An operator key never calls models, so it has no limits.")
+    if tenant is not None:
+        require_kept(tenant)
+        check_key_limits(limits, _ceiling(tenant, settings))
     made = _mint(
         session,
         secrets,
@@ -67,7 +69,7 @@ async def create_key(
         name=name.strip(),
         scopes=scopes,
         expires_at=expires_at,
-        limits=limits or KeyLimits(),
+        limits=limits,
     )
     await _record(session, "key.create", made.row, actor=actor, now=now, detail={"scopes": scopes})
     return made
@@ -187,6 +189,7 @@ async def load_entry(session: AsyncSession, public_id: str, settings: Settings) 
         adapter_scope=None if scope is None else frozenset(scope),
         limits=effective_limits(tenant, settings),
         key_limits=key_limits(key),
+        access=access_of(key.scopes),
     )
     return KeyEntry(
         caller=caller,
@@ -195,6 +198,15 @@ async def load_entry(session: AsyncSession, public_id: str, settings: Settings) 
         expires_at=key.expires_at,
         revoke_at=key.revoke_at,
         revoked_at=key.revoked_at,
+        networks=networks_of(key.scopes),
+    )
+
+
+def _ceiling(tenant: Tenant, settings: Settings | None) -> TenantLimits:
+    if settings is not None:
+        return effective_limits(tenant, settings)
+    return TenantLimits(
+        **{name: getattr(tenant, name) for name in KeyLimits.__dataclass_fields__},
     )
 
 

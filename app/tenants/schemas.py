@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.tenants.models import Tenant
+from app.tenants.models import Tenant, TenantState
 
 INT32 = 2**31 - 1
 Count = Annotated[int, Field(ge=1, le=INT32, strict=True)]
@@ -42,7 +42,7 @@ class TenantOut(BaseModel):
     id: str
     object: Literal["tenant"] = "tenant"
     name: str
-    status: Literal["active", "suspended"]
+    status: TenantState
     weight: float
     ttft_ms: float | None
     tpot_ms: float | None
@@ -56,9 +56,45 @@ class TenantOut(BaseModel):
     max_tokens: int | None
     created_at: datetime
     updated_at: datetime
+    deleted_at: datetime | None
+    erased_at: datetime | None
 
     @classmethod
     def of(cls, tenant: Tenant) -> "TenantOut":
         """Without the salt, which is nobody's business."""
-        names = cls.model_fields.keys() - {"object"}
-        return cls(**{name: getattr(tenant, name) for name in names})
+        names = cls.model_fields.keys() - {"object", "status"}
+        return cls(**{name: getattr(tenant, name) for name in names}, status=tenant.state)
+
+
+class KeptItem(BaseModel):
+    """What a deletion leaves in place, and why."""
+
+    what: str
+    why: str
+
+
+class DeletedAdapters(BaseModel):
+    """`left`: not begun; `pending`: gone from rows and files, an engine has yet to say so."""
+
+    left: int
+    erased: int
+    pending: int
+
+
+class TenantReceipt(BaseModel):
+    """What is gone of a tenant. While `complete` is false, it is being carried on by itself."""
+
+    id: str
+    object: Literal["tenant.deletion"] = "tenant.deletion"
+    tenant_id: str
+    tenant_name: str
+    complete: bool
+    keys_revoked: int
+    users_removed: int
+    sessions_ended: int
+    calls_running: int
+    adapters: DeletedAdapters
+    kept: list[KeptItem]
+    created_by: str
+    created_at: datetime
+    completed_at: datetime | None

@@ -102,7 +102,7 @@ async def update_tenant(
     actor: Caller | str,
 ) -> Tenant:
     """Changes limits (see LIMITS); None returns a limit to the platform's default."""
-    tenant = await find_tenant(session, tenant_id, lock=True)
+    tenant = require_kept(await find_tenant(session, tenant_id, lock=True))
     before = {name: getattr(tenant, name) for name in changes if name in LIMITS}
     _apply(tenant, changes)
     tenant.updated_at = now
@@ -115,7 +115,7 @@ async def set_status(
     session: AsyncSession, tenant_id: str, *, active: bool, now: datetime, actor: Caller | str
 ) -> Tenant:
     """Suspends a tenant (its keys and users are refused) or resumes it."""
-    tenant = await find_tenant(session, tenant_id, lock=True)
+    tenant = require_kept(await find_tenant(session, tenant_id, lock=True))
     wanted = "active" if active else "suspended"
     if tenant.status != wanted:
         tenant.status = wanted
@@ -133,6 +133,16 @@ async def find_tenant(session: AsyncSession, tenant: str, *, lock: bool = False)
     return found
 
 
+def require_kept(tenant: Tenant) -> Tenant:
+    """The tenant itself. Raises Conflict when it is being or has been deleted."""
+    if tenant.deleted_at is not None:
+        raise Conflict(
+            f"The tenant {tenant.id} is {tenant.state}, which cannot be undone; create another.",
+            code="tenant_deleted",
+        )
+    return tenant
+
+
 async def find_by_name(session: AsyncSession, name: str) -> Tenant:
     """By name or id (the command line takes either). Raises NotFound."""
     found = await repository.by_name(session, name) or await repository.get(session, name)
@@ -144,10 +154,10 @@ async def find_by_name(session: AsyncSession, name: str) -> Tenant:
 
 
 async def list_tenants(
-    session: AsyncSession, *, after: str | None = None, limit: int = 100
+    session: AsyncSession, *, after: str | None = None, limit: int = 100, deleted: bool = False
 ) -> list[Tenant]:
-    """Newest first."""
-    return await repository.page(session, after=after, limit=limit)
+    """Newest first; with `deleted`, also those that are gone."""
+    return await repository.page(session, after=after, limit=limit, deleted=deleted)
 
 
 def _apply(tenant: Tenant, changes: Mapping[str, Any]) -> None:

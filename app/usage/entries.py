@@ -44,10 +44,18 @@ class FinalEntry:
     adapter_wait_ms: float | None = None
     ttft_ms: float | None = None
     total_ms: float | None = None
+    prefill_us: int = 0  # engine time; zero where the engine did not live to say
+    decode_us: int = 0
+    adapter_byte_s: int = 0
 
     @property
     def billed_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
+
+
+def microseconds(ms: float) -> int:
+    """Engine time as the ledger keeps it: whole numbers add up the same in any order."""
+    return round(ms * 1000.0)
 
 
 def month_of(at: datetime) -> str:

@@ -1,11 +1,23 @@
-"""The ledger and what is derived from it in the same transaction or by roll-up."""
+"""The ledger, and its sums, which change in the transactions that open and close its rows."""
 
 from datetime import datetime
 
-from sqlalchemy import JSON, BigInteger, Boolean, Float, Index, Integer, String, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Float,
+    Index,
+    Integer,
+    PrimaryKeyConstraint,
+    String,
+    text,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db import Base
+
+ZERO = text("0")
 
 
 class UsageRecord(Base):
@@ -17,6 +29,7 @@ class UsageRecord(Base):
     __tablename__ = "usage_records"
     __table_args__ = (
         Index("ix_usage_records_tenant_started", "tenant_id", "started_at"),
+        Index("ix_usage_records_started_hour", "started_hour"),
         Index("ix_usage_records_closed", "closed_at"),
         Index(
             "ix_usage_records_open_lease",
@@ -60,6 +73,9 @@ class UsageRecord(Base):
     adapter_wait_ms: Mapped[float | None] = mapped_column(Float)
     ttft_ms: Mapped[float | None] = mapped_column(Float)
     total_ms: Mapped[float | None] = mapped_column(Float)
+    prefill_us: Mapped[int] = mapped_column(BigInteger, server_default=ZERO)  # engine time
+    decode_us: Mapped[int] = mapped_column(BigInteger, server_default=ZERO)
+    adapter_byte_s: Mapped[int] = mapped_column(BigInteger, server_default=ZERO)  # while pinned
 
 
 class UsageMonth(Base):
@@ -76,13 +92,10 @@ class UsageMonth(Base):
     reserved: Mapped[int] = mapped_column(BigInteger)
 
 
-class UsageDaily(Base):
-    """Closed rows of one day (UTC), added up. Empty strings stand for "none" in the key."""
-
-    __tablename__ = "usage_daily"
+class _Sums:
+    """Closed rows added up in the transaction that closes them. "" stands for none in the key."""
 
     tenant_id: Mapped[str] = mapped_column(String(40), primary_key=True)
-    day: Mapped[int] = mapped_column(Integer, primary_key=True)  # days since the epoch
     key_id: Mapped[str] = mapped_column(String(40), primary_key=True)
     adapter_id: Mapped[str] = mapped_column(String(40), primary_key=True)
     model: Mapped[str] = mapped_column(String(200), primary_key=True)
@@ -92,3 +105,31 @@ class UsageDaily(Base):
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)
     cached_tokens: Mapped[int] = mapped_column(BigInteger)
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    overshoot_tokens: Mapped[int] = mapped_column(BigInteger, server_default=ZERO)
+    prefill_us: Mapped[int] = mapped_column(BigInteger, server_default=ZERO)
+    decode_us: Mapped[int] = mapped_column(BigInteger, server_default=ZERO)
+    adapter_byte_s: Mapped[int] = mapped_column(BigInteger, server_default=ZERO)
+
+
+class UsageHourly(_Sums, Base):
+    """By the hour (UTC) in which the requests began."""
+
+    __tablename__ = "usage_hourly"
+    __table_args__ = (
+        PrimaryKeyConstraint("tenant_id", "hour", "key_id", "adapter_id", "model"),
+        Index("ix_usage_hourly_hour", "hour"),
+    )
+
+    hour: Mapped[int] = mapped_column(Integer, primary_key=True)  # hours since the epoch
+
+
+class UsageDaily(_Sums, Base):
+    """By the day (UTC) on which the requests began."""
+
+    __tablename__ = "usage_daily"
+    __table_args__ = (
+        PrimaryKeyConstraint("tenant_id", "day", "key_id", "adapter_id", "model"),
+        Index("ix_usage_daily_day", "day"),
+    )
+
+    day: Mapped[int] = mapped_column(Integer, primary_key=True)  # days since the epoch

@@ -1,31 +1,45 @@
-"""The ledger's SQL. Months change in the transactions that open and close rows."""
+"""The ledger's SQL: rows and months. What is added up by hour and day: sums_repository."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
-from sqlalchemy import ColumnElement, case, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, func, insert, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.usage.entries import FinalEntry, OpenEntry, hour_of, month_of
-from app.usage.models import UsageDaily, UsageMonth, UsageRecord
+from app.usage.models import UsageMonth, UsageRecord
 
-GroupBy = Literal["key", "adapter", "model"]
-HOURS_A_DAY = 24
-DAILY_COLUMNS = (
+EXPORTED = (
+    "request_id",
+    "started_at",
+    "closed_at",
     "tenant_id",
     "key_id",
+    "user_id",
     "adapter_id",
+    "version_id",
     "model",
-    "requests",
-    "cancelled",
-    "failed",
+    "endpoint",
+    "streamed",
+    "status",
+    "error_code",
+    "finish_reasons",
     "prompt_tokens",
     "cached_tokens",
     "completion_tokens",
+    "overshoot_tokens",
+    "queue_ms",
+    "adapter_wait_ms",
+    "ttft_ms",
+    "total_ms",
+    "prefill_us",
+    "decode_us",
+    "adapter_byte_s",
 )
+"""Columns of an export of single requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +48,22 @@ class Closed:
 
     tenant_id: str
     key_id: str | None
+    adapter_id: str | None
+    model: str
     reserved_tokens: int
     started_at: datetime
+    started_hour: int
 
 
 @dataclass(frozen=True, slots=True)
-class UsageSum:
-    """Closed rows of one bucket and group. `bucket` is hours since the epoch of its beginning."""
+class Outcome:
+    """How one request ended."""
 
-    bucket: int
-    group: str | None
-    requests: int
-    cancelled: int
-    failed: int
-    prompt_tokens: int
-    cached_tokens: int
+    status: str
+    error_code: str | None
     completion_tokens: int
+    ttft_ms: float | None
+    total_ms: float | None
 
 
 async def insert_open(
@@ -104,6 +118,16 @@ async def reserve_month(
     return taken.first() is not None
 
 
+async def move_open(session: AsyncSession, request_id: str, engine: str) -> None:
+    """Names another engine in an open row: the one whose journal will count it."""
+    await session.execute(
+        update(UsageRecord)
+        .where(UsageRecord.request_id == request_id, UsageRecord.status == "open")
+        .values(engine=engine)
+        .execution_options(synchronize_session=False)
+    )
+
+
 async def close_row(session: AsyncSession, entry: FinalEntry, closed_by: str) -> Closed | None:
     """Closes an open row; None when the request has none (any more)."""
     result = await session.execute(
@@ -123,17 +147,23 @@ async def close_row(session: AsyncSession, entry: FinalEntry, closed_by: str) ->
             adapter_wait_ms=entry.adapter_wait_ms,
             ttft_ms=entry.ttft_ms,
             total_ms=entry.total_ms,
+            prefill_us=entry.prefill_us,
+            decode_us=entry.decode_us,
+            adapter_byte_s=entry.adapter_byte_s,
         )
         .returning(
             UsageRecord.tenant_id,
             UsageRecord.key_id,
+            UsageRecord.adapter_id,
+            UsageRecord.model,
             UsageRecord.reserved_tokens,
             UsageRecord.started_at,
+            UsageRecord.started_hour,
         )
         .execution_options(synchronize_session=False)
     )
     row = result.first()
-    return None if row is None else Closed(row[0], row[1], row[2], row[3])
+    return None if row is None else Closed(*row)
 
 
 async def settle_months(session: AsyncSession, closed: Iterable[tuple[Closed, FinalEntry]]) -> None:
@@ -192,87 +222,79 @@ async def expired(
     return [(row[0], row[1], row[2]) for row in found]
 
 
+async def count_open(session: AsyncSession, tenant_id: str) -> int:
+    """The tenant's calls that have not ended."""
+    count = await session.scalar(
+        select(func.count())
+        .select_from(UsageRecord)
+        .where(UsageRecord.tenant_id == tenant_id, UsageRecord.status == "open")
+    )
+    return count or 0
+
+
 async def get(session: AsyncSession, request_id: str) -> UsageRecord | None:
     return await session.get(UsageRecord, request_id)
 
 
-async def sums(
+async def closed_between(
     session: AsyncSession,
-    tenant_id: str,
+    tenant_id: str | None,
     start: datetime,
     end: datetime,
     *,
-    bucket_hours: int,
-    group_by: GroupBy | None,
-) -> list[UsageSum]:
-    """The tenant's closed rows that began in [start, end), added up by bucket and group."""
-    column = {
-        None: None,
-        "key": UsageRecord.key_id,
-        "adapter": UsageRecord.adapter_id,
-        "model": UsageRecord.model,
-    }[group_by]
-    bucket = UsageRecord.started_hour - UsageRecord.started_hour % bucket_hours
-    keys: list[Any] = [bucket] if column is None else [bucket, column]
+    after: tuple[datetime, str] | None,
+    most: int,
+    key_id: str | None = None,
+    adapter_id: str | None = None,
+    model: str | None = None,
+) -> list[Sequence[Any]]:
+    """Closed rows that began in [start, end), by the time they began: the columns of EXPORTED."""
+    row = UsageRecord
+    wanted = (
+        (row.tenant_id, tenant_id),
+        (row.key_id, key_id),
+        (row.adapter_id, adapter_id),
+        (row.model, model),
+    )
+    statement = select(*(getattr(row, name) for name in EXPORTED)).where(
+        row.started_at >= start,
+        row.started_at < end,
+        row.started_hour >= hour_of(start),
+        row.started_hour <= hour_of(end),
+        row.status != "open",
+        *(column == value for column, value in wanted if value is not None),
+    )
+    if after is not None:
+        at, request_id = after
+        statement = statement.where(
+            row.started_at >= at,
+            or_(row.started_at > at, row.request_id > request_id),
+        )
+    statement = statement.order_by(row.started_at, row.request_id).limit(most)
+    return [tuple(found) for found in await session.execute(statement)]
+
+
+async def outcomes(
+    session: AsyncSession, tenant_id: str, start: datetime, most: int
+) -> list[Outcome]:
+    """The tenant's closed requests that began since `start`, the newest first."""
     found = await session.execute(
-        select(*keys, *_figures())
+        select(
+            UsageRecord.status,
+            UsageRecord.error_code,
+            UsageRecord.completion_tokens,
+            UsageRecord.ttft_ms,
+            UsageRecord.total_ms,
+        )
         .where(
             UsageRecord.tenant_id == tenant_id,
             UsageRecord.started_at >= start,
-            UsageRecord.started_at < end,
             UsageRecord.status != "open",
         )
-        .group_by(*keys)
-        .order_by(*keys)
+        .order_by(UsageRecord.started_at.desc())
+        .limit(most)
     )
-    totals = []
-    for row in found:
-        values = list(row)
-        group = None if column is None else values.pop(1)
-        totals.append(UsageSum(values[0], group, *(int(value) for value in values[1:])))
-    return totals
-
-
-async def days_closed_since(session: AsyncSession, since: datetime) -> list[int]:
-    """Days (since the epoch) in which rows began that closed since then."""
-    day = (UsageRecord.started_hour - UsageRecord.started_hour % HOURS_A_DAY) // HOURS_A_DAY
-    found = await session.execute(
-        select(day).where(UsageRecord.closed_at >= since).distinct().order_by(day)
-    )
-    return [int(row[0]) for row in found]
-
-
-async def roll_up_day(session: AsyncSession, day: int) -> int:
-    """Writes one day's sums anew from the ledger; returns the number of rows."""
-    key = func.coalesce(UsageRecord.key_id, "")
-    adapter = func.coalesce(UsageRecord.adapter_id, "")
-    first = day * HOURS_A_DAY
-    found = await session.execute(
-        select(UsageRecord.tenant_id, key, adapter, UsageRecord.model, *_figures())
-        .where(
-            UsageRecord.started_hour >= first,
-            UsageRecord.started_hour < first + HOURS_A_DAY,
-            UsageRecord.status != "open",
-        )
-        .group_by(UsageRecord.tenant_id, key, adapter, UsageRecord.model)
-    )
-    rows = [{"day": day, **dict(zip(DAILY_COLUMNS, row, strict=True))} for row in found]
-    await session.execute(delete(UsageDaily).where(UsageDaily.day == day))
-    if rows:
-        await session.execute(insert(UsageDaily), rows)
-    return len(rows)
-
-
-def _figures() -> tuple[Any, ...]:
-    """requests, cancelled, failed, prompt, cached and completion tokens."""
-    return (
-        func.count(),
-        func.coalesce(func.sum(case((UsageRecord.status == "cancelled", 1), else_=0)), 0),
-        func.coalesce(func.sum(case((UsageRecord.status == "failed", 1), else_=0)), 0),
-        func.coalesce(func.sum(UsageRecord.prompt_tokens), 0),
-        func.coalesce(func.sum(UsageRecord.cached_tokens), 0),
-        func.coalesce(func.sum(UsageRecord.completion_tokens), 0),
-    )
+    return [Outcome(*row) for row in found]
 
 
 def lease_end(now: datetime, lease_s: float) -> datetime:

@@ -7,7 +7,7 @@ tick()        renews the leases of running requests and replays the spool
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import structlog
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
@@ -16,9 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.clock import Clock
 from app.db import Database
 from app.errors import Conflict, Overloaded, RateLimited
-from app.usage import repository
+from app.usage import repository, sums_repository
 from app.usage.entries import FinalEntry, OpenEntry, month_of
 from app.usage.metrics import UsageMetrics
+from app.usage.spans import next_month
 from app.usage.spool import Spool
 
 DATABASE_TIMEOUT_S = 10.0
@@ -109,6 +110,19 @@ class Ledger:
         self._running.add(entry.request_id)
         self._metrics.running(len(self._running))
 
+    async def move(self, request_id: str, engine: str) -> None:
+        """Another engine runs the request. Raises Overloaded while the database is away."""
+        try:
+            async with asyncio.timeout(DATABASE_TIMEOUT_S), self._db.transaction() as session:
+                await repository.move_open(session, request_id, engine)
+        except DATABASE_AWAY as error:
+            log.warning("ledger_unavailable", error=type(error).__name__)
+            raise Overloaded(
+                "usage cannot be recorded now; retry in a few seconds",
+                code="ledger_unavailable",
+                retry_after_ms=2000,
+            ) from error
+
     def close_soon(self, entry: FinalEntry) -> None:
         """Hands over how a request ended. Never waits and never raises."""
         self._running.discard(entry.request_id)
@@ -157,7 +171,9 @@ class Ledger:
                 if row is not None:
                     closed.append((row, entry))
             await repository.settle_months(session, closed)
+            await sums_repository.add_closed(session, closed)
         self._metrics.closed(entry for _, entry in closed)
+        self._metrics.attributed((row.tenant_id, row.adapter_id, entry) for row, entry in closed)
         await self._acknowledge_all(entries)
         return len(closed)
 
@@ -201,11 +217,9 @@ async def month_standing(session: AsyncSession, owner_id: str, now: datetime) ->
 
 
 def _month_is_spent(limit: int, tokens: int, now: datetime) -> RateLimited:
-    first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    following = (first + timedelta(days=32)).replace(day=1)
     return RateLimited(
         f"the limit is {limit} tokens a month (UTC) and what is left does not cover this call's "
         f"{tokens} (prompt and max_tokens); lower max_tokens or ask for a higher limit",
         code="monthly_tokens_exceeded",
-        retry_after_ms=int((following - now).total_seconds() * 1000) + 1000,
+        retry_after_ms=int((next_month(now) - now).total_seconds() * 1000) + 1000,
     )

@@ -9,7 +9,7 @@ import structlog
 from app.clock import Clock
 from app.db import Database
 from app.usage import repository
-from app.usage.entries import FinalEntry, Status
+from app.usage.entries import FinalEntry, Status, microseconds
 from app.usage.service import Ledger
 from engine.errors import EngineUnavailable
 from engine.types import JournalEntry
@@ -97,12 +97,15 @@ def _from_journal(entry: JournalEntry, engine: str, now: datetime) -> FinalEntry
         engine=engine,
         status=status,
         prompt_tokens=entry.prompt_tokens,
-        cached_tokens=0,
+        cached_tokens=entry.cached_tokens,
         completion_tokens=entry.completion_tokens,
         overshoot_tokens=0,
         finish_reasons=[entry.finish] if entry.finish else [],
         closed_at=now,
         error_code="api_lost" if status == "failed" else None,
+        prefill_us=microseconds(entry.prefill_ms),
+        decode_us=microseconds(entry.decode_ms),
+        adapter_byte_s=round(entry.adapter_byte_seconds),
     )
 
 

@@ -44,6 +44,18 @@ async def page(
     return list((await session.execute(query)).scalars())
 
 
+async def delete_of_tenant(session: AsyncSession, tenant_id: str) -> tuple[int, int]:
+    """Removes a tenant's users with their sessions and links; (users, sessions) removed."""
+    own = select(User.id).where(User.tenant_id == tenant_id).scalar_subquery()
+    ended = await session.execute(
+        delete(UserSession).where(UserSession.user_id.in_(own)).returning(UserSession.id)
+    )
+    sessions = len(ended.all())
+    await session.execute(delete(UserToken).where(UserToken.user_id.in_(own)))
+    gone = await session.execute(delete(User).where(User.tenant_id == tenant_id).returning(User.id))
+    return len(gone.all()), sessions
+
+
 async def count_operators(session: AsyncSession) -> int:
     query = select(func.count()).select_from(User).where(User.role == "operator")
     return (await session.execute(query)).scalar_one()

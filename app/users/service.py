@@ -16,6 +16,7 @@ from app.errors import Conflict, InvalidRequest, NotFound
 from app.ids import new_id
 from app.settings import Settings
 from app.tenants.models import Tenant
+from app.tenants.service import require_kept
 from app.users import repository
 from app.users.models import User, UserToken
 
@@ -78,6 +79,8 @@ async def create_user(
         raise InvalidRequest(
             "An operator belongs to no tenant, and everyone else to one.", param="tenant_id"
         )
+    if tenant is not None:
+        require_kept(tenant)
     user = _new(_address(email), role, tenant, now)
     if password is not None:
         check_password(password, settings, email=user.email)

@@ -304,10 +304,20 @@ async def drop_finished(session: AsyncSession, before: datetime) -> int:
     return _affected(dropped)
 
 
-async def erase_tenant(session: AsyncSession, tenant_id: str) -> None:
-    """Everything of a tenant that is being deleted."""
-    for model in (WebhookDelivery, WebhookEvent, WebhookEndpoint):
-        await session.execute(delete(model).where(model.tenant_id == tenant_id))
+async def erase_tenant(session: AsyncSession, tenant_id: str) -> int:
+    """Everything of a tenant that is being deleted; how many endpoints it had."""
+    await session.execute(
+        select(WebhookEndpoint.id)
+        .where(WebhookEndpoint.tenant_id == tenant_id)
+        .order_by(WebhookEndpoint.id)
+        .with_for_update()
+    )
+    await session.execute(delete(WebhookDelivery).where(WebhookDelivery.tenant_id == tenant_id))
+    await session.execute(delete(WebhookEvent).where(WebhookEvent.tenant_id == tenant_id))
+    gone = await session.execute(
+        delete(WebhookEndpoint).where(WebhookEndpoint.tenant_id == tenant_id)
+    )
+    return _affected(gone)
 
 
 def _free(now: datetime) -> Any:

@@ -8,19 +8,20 @@ import logging
 import queue
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 from engine.adapters.blob import BlobDtype, build_blob, layout_adapter
 from engine.adapters.config import check_config
 from engine.adapters.loading import Loaded, LoadEvent, LoadFailed, Measured
 from engine.adapters.plan import AdapterPlan, plan_adapter
 from engine.adapters.safetensors_header import read_header
-from engine.adapters.store import AdapterStore
+from engine.adapters.store import AdapterStore, StoredFiles
 from engine.config import EngineConfig
-from engine.errors import AdapterMissing, AdapterRefused, EngineError
+from engine.errors import AdapterMissing, AdapterRefused, EngineError, StoreUnavailable
 from engine.types import AdapterRef, ModelDescription
 
 log = logging.getLogger(__name__)
+
+WORTH_A_RETRY = (AdapterMissing, StoreUnavailable)
 
 
 class StoreLoader:
@@ -37,17 +38,20 @@ class StoreLoader:
         )
         self._threads = ThreadPoolExecutor(config.max_loads, thread_name_prefix="adapter-load")
         self._events: queue.SimpleQueue[LoadEvent] = queue.SimpleQueue()
-        self._planned: dict[AdapterRef, tuple[Path, AdapterPlan]] = {}
+        self._planned: dict[AdapterRef, tuple[StoredFiles, AdapterPlan]] = {}
+        self._open: set[StoredFiles] = set()
 
     def measure(self, ref: AdapterRef) -> None:
         self._begin(ref, lambda: self._measure(ref))
 
     def build(self, ref: AdapterRef) -> None:
-        weights, plan = self._planned.pop(ref)
-        self._begin(ref, lambda: Loaded(ref, build_blob(weights, plan, self._dtype)))
+        files, plan = self._planned.pop(ref)
+        self._begin(ref, lambda: self._build(ref, files, plan))
 
     def abandon(self, ref: AdapterRef) -> None:
-        self._planned.pop(ref, None)
+        planned = self._planned.pop(ref, None)
+        if planned is not None:
+            self._threads.submit(self._release, planned[0])
 
     def poll(self) -> list[LoadEvent]:
         return [self._events.get_nowait() for _ in range(self._events.qsize())]
@@ -55,6 +59,8 @@ class StoreLoader:
     def close(self) -> None:
         """Waits for the loads under way; those not begun never begin."""
         self._threads.shutdown(wait=True, cancel_futures=True)
+        for files in list(self._open):
+            self._release(files)
 
     def _begin(self, ref: AdapterRef, load: Callable[[], LoadEvent]) -> None:
         def done(future: Future[LoadEvent]) -> None:
@@ -66,16 +72,33 @@ class StoreLoader:
         self._threads.submit(load).add_done_callback(done)
 
     def _measure(self, ref: AdapterRef) -> Measured:
-        self._store.verify(ref)
-        files = self._store.open(ref)
+        files = self._store.open_checked(ref)
+        self._open.add(files)
+        try:
+            plan = self._plan(files)
+            layout = layout_adapter(plan.require(), self._dtype)
+        except BaseException:
+            self._release(files)
+            raise
+        self._planned[ref] = (files, plan)
+        return Measured(ref, layout.nbytes, layout.max_rank)
+
+    def _plan(self, files: StoredFiles) -> AdapterPlan:
         judged = check_config(files.config, self._max_rank)
         if judged.config is None:
             failure = next(finding for finding in judged.findings if finding.severity == "fail")
             raise AdapterRefused(failure.message, code=failure.code, field=failure.field)
-        plan = plan_adapter(judged.config, read_header(files.weights_path), self._description)
-        layout = layout_adapter(plan.require(), self._dtype)
-        self._planned[ref] = (files.weights_path, plan)
-        return Measured(ref, layout.nbytes, layout.max_rank)
+        return plan_adapter(judged.config, read_header(files.weights_path), self._description)
+
+    def _build(self, ref: AdapterRef, files: StoredFiles, plan: AdapterPlan) -> Loaded:
+        try:
+            return Loaded(ref, build_blob(files.weights_path, plan, self._dtype))
+        finally:
+            self._release(files)
+
+    def _release(self, files: StoredFiles) -> None:
+        self._store.release(files)
+        self._open.discard(files)
 
 
 def _failure(ref: AdapterRef, error: BaseException) -> LoadFailed:
@@ -83,7 +106,7 @@ def _failure(ref: AdapterRef, error: BaseException) -> LoadFailed:
     if isinstance(error, EngineError) and error.code == "missing_file":  # gone since measured
         return LoadFailed(ref, AdapterMissing.code, error.message, True)
     if isinstance(error, EngineError):
-        return LoadFailed(ref, error.code, error.message, isinstance(error, AdapterMissing))
+        return LoadFailed(ref, error.code, error.message, isinstance(error, WORTH_A_RETRY))
     log.error("adapter %s could not be loaded", ref.digest[:16], exc_info=error)
     if isinstance(error, OSError):
         return LoadFailed(ref, "adapter_unreadable", "The adapter cannot be read now.", True)

@@ -9,6 +9,7 @@ what has happened since, and says whose adapter became usable and whose failed.
 """
 
 import logging
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from engine.arena import Arena
 from engine.config import EngineConfig
 from engine.errors import AdapterRefused
 from engine.kv_blocks import KvBlocks
+from engine.load_time import LoadTimes
 from engine.policy import Policy, load_cost
 from engine.request import Sequence
 from engine.types import AdapterBlob, AdapterRef, Executor, Residency
@@ -57,6 +59,16 @@ class Entry:
     order: tuple[int, int] = (0, 0)
     tenant: str = ""
     arrival_ms: float = 0.0  # when it came to wait for the device
+    turn_ms: float = 0.0
+    urgent_ms: float = math.inf
+    lost_ms: float = math.inf
+    since_ms: float = 0.0  # when the stage began that is timed
+
+    def give_up_hurry(self) -> None:
+        if self.oldest is not None:
+            self.oldest.give_up_hurry()
+            self.turn_ms = self.oldest.turn_ms
+        self.urgent_ms = self.lost_ms = math.inf
 
     @property
     def oldest(self) -> Sequence | None:
@@ -98,6 +110,9 @@ class AdapterPool:
         self._quarantine = Quarantine()
         self._spared: list[AdapterRef] = []  # were to leave the device and need not any more
         self._now_ms = 0.0
+        self.load_times = LoadTimes()
+        self.evictions = 0
+        self.loads = 0
         self._device = DeviceSpace(
             arena,
             blocks,
@@ -169,6 +184,21 @@ class AdapterPool:
     def rank(self, ref: AdapterRef) -> int:
         return self._entries[ref].max_rank
 
+    def nbytes(self, ref: AdapterRef) -> int:
+        return self._entries[ref].nbytes
+
+    def expected_ms(self, ref: AdapterRef, now_ms: float) -> float:
+        """How long until the adapter is usable, if loads take as long as they did; 0: it is."""
+        if self.usable(ref):
+            return 0.0
+        times, entry = self.load_times, self._entries.get(ref)
+        nbytes = 0 if entry is None else entry.nbytes
+        copy_ms = (1 + len(self._wanted)) * times.predict_ms("host", nbytes)
+        if entry is not None and entry.stage in (Stage.HOST, Stage.COPYING):
+            return copy_ms
+        queued = (len(self._load_queue) + self._loads) / self._config.max_loads
+        return (1.0 + queued) * times.predict_ms("store", nbytes) + copy_ms
+
     def reclaim(self, blocks: int, *, force: bool = False, keep: AdapterRef | None = None) -> bool:
         """Lets idle adapters give way until `blocks` KV blocks are available; whether they are."""
         return self._device.reclaim(blocks, force=force, keep=keep)
@@ -209,6 +239,7 @@ class AdapterPool:
         for slot in self._executor.poll_copies(copy_bytes):
             entry = self._entries[self._device.copied(slot).ref]
             entry.stage = Stage.DEVICE
+            self.load_times.observe("host", entry.nbytes, now_ms - entry.since_ms)
             events.usable.extend(entry.waiting.values())
         while self._spared:
             spared = self._entries.get(self._spared.pop())
@@ -231,6 +262,7 @@ class AdapterPool:
         while self._load_queue and self._loads < self._config.max_loads:
             entry = self._load_queue.popleft()
             entry.stage = Stage.MEASURING
+            entry.since_ms = self._now_ms
             self._loads += 1
             self._loader.measure(entry.ref)
 
@@ -274,6 +306,8 @@ class AdapterPool:
             self._fail(entry, "adapter_load_failed", message, now_ms, retry_ms, events)
             return
         entry.stage = Stage.HOST
+        self.load_times.observe("store", entry.nbytes, now_ms - entry.since_ms)
+        self.loads += 1
         if entry.waiting:
             self._charge_load(entry)
             self._want(entry, now_ms)
@@ -316,6 +350,11 @@ class AdapterPool:
         if first is None:
             raise AssertionError("an adapter that nobody waits for is not wanted")
         entry.order, entry.tenant, entry.arrival_ms = first.order, first.tenant, now_ms
+        entry.turn_ms, entry.urgent_ms, entry.lost_ms = (
+            first.turn_ms,
+            first.urgent_ms,
+            first.lost_ms,
+        )
         self._wanted.push(entry)
 
     def _place_wanted(self, now_ms: float, needed_blocks: int, events: PoolEvents) -> None:
@@ -323,7 +362,7 @@ class AdapterPool:
         refused = []
         most = self._device.most_extents(needed_blocks)
         for _ in range(PLACEMENTS_PER_STEP):
-            entry = self._wanted.peek() if most else None
+            entry = self._next_wanted(now_ms) if most else None
             if entry is None:
                 break
             self._wanted.remove(entry)
@@ -338,6 +377,12 @@ class AdapterPool:
                 most = self._device.most_extents(needed_blocks)
         for entry in refused:
             self._wanted.push(entry)
+
+    def _next_wanted(self, now_ms: float) -> Entry | None:
+        """Whose turn it is to come onto the device."""
+        if self._policy.keeps_budgets and (urgent := self._wanted.urgent(now_ms)) is not None:
+            return urgent
+        return self._wanted.peek()
 
     def _relieve_starving(self, now_ms: float, events: PoolEvents) -> None:
         """Gives the adapter that has waited too long the place of those resident longest."""
@@ -367,6 +412,7 @@ class AdapterPool:
             self._fail(entry, "adapter_copy_failed", message, now_ms, retry_ms, events)
             return
         entry.stage = Stage.COPYING
+        entry.since_ms = now_ms
 
     def _blob(self, entry: Entry) -> AdapterBlob:
         blob = self._host.get(entry.ref)
@@ -383,6 +429,7 @@ class AdapterPool:
 
     def _evicted(self, ref: AdapterRef) -> None:
         """The adapter left the device; whoever still waits for it makes it come back."""
+        self.evictions += 1
         entry = self._entries[ref]
         if ref in self._host:
             entry.stage = Stage.HOST

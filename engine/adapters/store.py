@@ -2,6 +2,7 @@
 
     root/<salt>/<digest>/adapter_config.json, adapter_model.safetensors
     root/.staging/<random>/          what is being written, or what a crash left behind
+    root/.parts/<upload>/<random>    pieces of uploads that are not complete
 
 A version appears and disappears by one rename, after its bytes are on disk, so a reader sees a
 whole adapter or none, and a crash at any moment leaves only staging leftovers for `sweep`. Names
@@ -28,8 +29,11 @@ from engine.types import AdapterRef
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 STAGING = ".staging"
+PARTS = ".parts"
 HASH_CHUNK_BYTES = 1024 * 1024
 _NAME = re.compile(r"[0-9a-f]{16,64}", re.ASCII)
+_UPLOAD = re.compile(r"[0-9a-z_]{1,64}", re.ASCII)
+_PART = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -51,7 +55,7 @@ class StoredFiles:
 
 class Staging(Protocol):
     """One adapter being written; hashes as it goes. Leaving the `with` block aborts it unless
-    it was committed."""
+    it was committed. `prepare` does the slow part of a commit ahead of it, once all is written."""
 
     def __enter__(self) -> "Staging": ...
     def __exit__(self, *exception: object) -> None: ...
@@ -59,20 +63,40 @@ class Staging(Protocol):
     def digest(self) -> str: ...
     def write_config(self, data: bytes) -> None: ...
     def write_weights(self, chunk: bytes) -> None: ...
+    def prepare(self) -> None: ...
     def commit(self, salt: str) -> StoredAdapter: ...
     def abort(self) -> None: ...
 
 
+class PartWriter(Protocol):
+    """One part of an upload being written. `finish` keeps it and returns the name to read it by;
+    `abort` after it does nothing."""
+
+    def write(self, chunk: bytes) -> None: ...
+    def finish(self) -> str: ...
+    def abort(self) -> None: ...
+
+
 class AdapterStore(Protocol):
-    """What the api, the worker and the engine need of a store; the folder is one, S3 another."""
+    """What the api, the worker and the engine need of a store; the folder is one, S3 another.
+
+    Whoever opened files releases them: they may be a local copy. Raises StoreUnavailable.
+    """
 
     def stage(self) -> Staging: ...
     def open(self, ref: AdapterRef) -> StoredFiles: ...
+    def open_checked(self, ref: AdapterRef) -> StoredFiles: ...
+    def release(self, files: StoredFiles) -> None: ...
     def verify(self, ref: AdapterRef) -> None: ...
     def delete(self, ref: AdapterRef) -> bool: ...
     def refs(self) -> Iterator[AdapterRef]: ...
     def list_staging_older_than(self, age_s: float) -> list[str]: ...
     def sweep(self, age_s: float) -> int: ...
+    def new_part(self, upload: str) -> PartWriter: ...
+    def read_part(self, upload: str, part: str) -> Iterator[bytes]: ...
+    def drop_part(self, upload: str, part: str) -> None: ...
+    def drop_parts(self, upload: str) -> None: ...
+    def uploads_with_parts(self) -> list[str]: ...
 
 
 def adapter_digest(config_sha256: bytes, weights_sha256: bytes) -> str:
@@ -81,13 +105,50 @@ def adapter_digest(config_sha256: bytes, weights_sha256: bytes) -> str:
 
 
 def open_store(url: str) -> AdapterStore:
-    """The store at `url`: file:///path. Raises EngineError with code unsupported_store."""
+    """The store at `url`: file:///path, or s3://bucket/prefix?endpoint=…&region=….
+
+    Raises EngineError with code unsupported_store.
+    """
+    if urlsplit(url).scheme == "s3":
+        try:
+            from engine.adapters.s3_store import S3Store
+        except ImportError as error:
+            raise unsupported(
+                "an adapter store at s3:// needs boto3: pip install 'loramux[s3]'"
+            ) from error
+        return S3Store.at(url)
+    return FolderStore(folder_of(url))
+
+
+def folder_of(url: str) -> Path:
+    """The path of file:///path. Raises EngineError with code unsupported_store."""
     parts = urlsplit(url)
     path = unquote(parts.path)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not path.startswith("/"):
-        message = f"the adapter store {url!r} is not file:///an/absolute/path"
-        raise EngineError(message, code="unsupported_store")
-    return FolderStore(Path(path))
+        raise unsupported(
+            f"the adapter store {url!r} is neither file:///an/absolute/path nor s3://bucket/prefix"
+        )
+    return Path(path)
+
+
+def unsupported(message: str) -> EngineError:
+    return EngineError(message, code="unsupported_store")
+
+
+def check_names(ref: AdapterRef) -> None:
+    """Raises AdapterMissing for anything but hex names, before anything is touched."""
+    if not _NAME.fullmatch(ref.salt) or not _NAME.fullmatch(ref.digest):
+        raise AdapterMissing("no adapter is stored under this name")
+
+
+def check_upload(upload: str) -> None:
+    if not _UPLOAD.fullmatch(upload):
+        raise AdapterMissing("no upload is stored under this name")
+
+
+def check_part(part: str) -> None:
+    if not _PART.fullmatch(part):
+        raise AdapterMissing("no part is stored under this name")
 
 
 class FolderStore:
@@ -97,6 +158,7 @@ class FolderStore:
         self.root = root.absolute()
         self._clock = clock or SystemClock()
         self._staging = self.root / STAGING
+        self._parts = self.root / PARTS
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._staging.mkdir(mode=0o700, exist_ok=True)
 
@@ -115,6 +177,14 @@ class FolderStore:
         finally:
             os.close(folder)
         return StoredFiles(data, self._path(ref) / WEIGHTS_NAME)
+
+    def open_checked(self, ref: AdapterRef) -> StoredFiles:
+        """`verify`, then `open`."""
+        self.verify(ref)
+        return self.open(ref)
+
+    def release(self, files: StoredFiles) -> None:
+        """Nothing: these are the stored files themselves."""
 
     def verify(self, ref: AdapterRef) -> None:
         """Hashes the stored bytes again. Raises AdapterMissing or AdapterCorrupt."""
@@ -166,12 +236,50 @@ class FolderStore:
             _remove(self._staging / name)
         return len(leftovers)
 
+    # ------------------------------------------------------------------ parts of uploads
+
+    def new_part(self, upload: str) -> "FolderPart":
+        """A new part of that upload; every process that opens this store can read it."""
+        folder = self._upload_folder(upload)
+        self._parts.mkdir(mode=0o700, exist_ok=True)
+        return FolderPart(folder)
+
+    def read_part(self, upload: str, part: str) -> Iterator[bytes]:
+        """Its bytes in chunks. Raises AdapterMissing, at the first chunk, when it is not there."""
+        path = self._part_path(upload, part)
+        try:
+            descriptor = os.open(path, _FILE_FLAGS)
+        except OSError as error:
+            raise AdapterMissing("this part of the upload is not stored") from error
+        with os.fdopen(descriptor, "rb") as file:
+            while chunk := file.read(HASH_CHUNK_BYTES):
+                yield chunk
+
+    def drop_part(self, upload: str, part: str) -> None:
+        """Removes one part, if it is there."""
+        self._part_path(upload, part).unlink(missing_ok=True)
+
+    def drop_parts(self, upload: str) -> None:
+        """Removes all parts of an upload."""
+        _remove(self._upload_folder(upload))
+
+    def uploads_with_parts(self) -> list[str]:
+        """The uploads that parts lie here for."""
+        names = os.listdir(self._parts) if _is_folder(self._parts) else []
+        return sorted(name for name in names if _UPLOAD.fullmatch(name))
+
+    def _upload_folder(self, upload: str) -> Path:
+        check_upload(upload)
+        return self._parts / upload
+
+    def _part_path(self, upload: str, part: str) -> Path:
+        check_part(part)
+        return self._upload_folder(upload) / part
+
     # ------------------------------------------------------------------ names to paths
 
     def _path(self, ref: AdapterRef) -> Path:
-        """Raises AdapterMissing for anything but hex names, before the disk is touched."""
-        if not _NAME.fullmatch(ref.salt) or not _NAME.fullmatch(ref.digest):
-            raise AdapterMissing("no adapter is stored under this name")
+        check_names(ref)
         return self.root / ref.salt / ref.digest
 
     def _folder(self, ref: AdapterRef) -> int:
@@ -229,6 +337,13 @@ class FolderStaging:
         """Appends to adapter_model.safetensors."""
         self._write(WEIGHTS_NAME, chunk)
 
+    def prepare(self) -> None:
+        """Brings the bytes to the disk."""
+        if not self._open:
+            raise ValueError("the staging is closed")
+        for descriptor in self._files.values():
+            os.fsync(descriptor)
+
     def commit(self, salt: str) -> StoredAdapter:
         """Makes the adapter durable and visible. The same bytes twice are stored once.
 
@@ -240,8 +355,7 @@ class FolderStaging:
         digest = adapter_digest(*(h.digest() for h in self._hashes.values()))
         ref = AdapterRef(salt, digest)
         target = self._store._path(ref)
-        for descriptor in self._files.values():
-            os.fsync(descriptor)
+        self.prepare()
         self._close()
         _fsync_folder(self.path)
         self._move(ref, target)
@@ -292,6 +406,47 @@ class FolderStaging:
         except (AdapterCorrupt, AdapterMissing):
             return False
         return True
+
+
+class FolderPart:
+    """Writes one part beside its place and renames it once its bytes are on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._name = secrets.token_hex(16)
+        self._folder = folder
+        self._path = folder / f"{self._name}.writing"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._file: int | None = os.open(self._path, flags, 0o600)
+
+    def write(self, chunk: bytes) -> None:
+        if self._file is None:
+            raise ValueError("the part is closed")
+        view = memoryview(chunk)
+        while view:
+            view = view[os.write(self._file, view) :]
+
+    def finish(self) -> str:
+        """Raises AdapterMissing when the upload was dropped meanwhile."""
+        if self._file is None:
+            raise ValueError("the part is closed")
+        os.fsync(self._file)
+        self._close()
+        try:
+            self._path.rename(self._folder / self._name)
+            _fsync_folder(self._folder)
+        except FileNotFoundError as error:
+            raise AdapterMissing("the upload of this part was dropped") from error
+        return self._name
+
+    def abort(self) -> None:
+        self._close()
+        self._path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 def _open_file(folder: int, name: str) -> int:

@@ -128,11 +128,12 @@ def _paged_groups(
     row, context, owner = _query_rows(chunks)
     order = np.argsort(-context, kind="stable")
     row, context, owner = row[order], context[order], owner[order]
+    seen = _visible(context, cache.config.sliding_window)
     groups, first = [], 0
     while first < row.size:
-        longest = _padded(int(context[first]))
+        longest = _padded(int(seen[first]))
         most = max(1, _GROUP_ENTRIES // (longest * cache.config.heads))
-        similar = np.count_nonzero(context[first : first + most] >= 0.75 * longest - 4 * _LANES)
+        similar = np.count_nonzero(seen[first : first + most] >= 0.75 * longest - 4 * _LANES)
         last = first + max(1, int(similar))
         groups.append(
             _paged_group(
@@ -164,14 +165,9 @@ def _paged_group(
     longest: int,
 ) -> _PagedGroup:
     config = cache.config
-    width = _blocks_for(longest)
-    table = np.zeros((row.size, width), np.int32)
-    for index, own in enumerate(tables):
-        used = own[:width]
-        table[index, : used.size] = used * (block_rows * config.kv_heads)
-    offsets = np.arange(BLOCK_TOKENS, dtype=np.int32) * config.kv_heads
-    token = (table[:, :, None] + offsets).reshape(row.size, -1)[:, :longest]
-    visible = np.arange(longest) < context[:, None]
+    token = _source_rows(tables, context, longest, block_rows, config.sliding_window)
+    token *= config.kv_heads
+    visible = np.arange(longest) < _visible(context, config.sliding_window)[:, None]
     token = np.where(visible, token, token[:, :1])  # padding reads what the row itself may read
     head = np.arange(config.heads, dtype=np.int32) // (config.heads // config.kv_heads)
     columns = torch.from_numpy((token[:, None, :] + head[:, None]).reshape(-1))
@@ -187,6 +183,34 @@ def _paged_group(
     return _PagedGroup(torch.from_numpy(row), columns, offset, mask, scores)
 
 
+def _source_rows(
+    tables: Sequence[npt.NDArray[np.int64]],
+    context: npt.NDArray[np.int64],
+    longest: int,
+    block_rows: int,
+    window: int | None,
+) -> npt.NDArray[np.int32]:
+    """Where the first `longest` tokens that each query sees lie in the source: [n, longest]."""
+    first = context - _visible(context, window)
+    first_block = first // BLOCK_TOKENS
+    width = _blocks_for(longest) + (window is not None)
+    table = np.zeros((len(tables), width), np.int32)
+    for index, own in enumerate(tables):
+        used = own[first_block[index] : first_block[index] + width]
+        table[index, : used.size] = used * block_rows
+    within = np.arange(BLOCK_TOKENS, dtype=np.int32)
+    token: npt.NDArray[np.int32] = (table[:, :, None] + within).reshape(len(tables), -1)
+    if window is None:
+        return token[:, :longest]
+    seen = (first % BLOCK_TOKENS)[:, None] + np.arange(longest)
+    return np.take_along_axis(token, seen, axis=1)
+
+
+def _visible(context: npt.NDArray[np.int64], window: int | None) -> npt.NDArray[np.int64]:
+    """How many of its `context` positions a query sees: the last `window`."""
+    return context if window is None else np.minimum(context, window)
+
+
 @dataclass(slots=True)
 class _Span:
     """A prefill chunk of one sequence."""
@@ -194,18 +218,24 @@ class _Span:
     first: int
     count: int
     context_rows: Tensor | None  # [context] int64 token rows; None: the chunk is its own context
-    mask: Tensor | None  # [count, context] bool, for a chunk that does not begin at position 0
+    mask: Tensor | None  # [count, context] bool; None: causal from position 0
 
     @classmethod
     def build(cls, cache: KvCache, chunk: QueryChunk) -> "_Span":
-        if chunk.start == 0 and cache.dtype == torch.float32:
+        end, window = chunk.start + chunk.count, cache.config.sliding_window
+        causal = chunk.start == 0 and (window is None or end <= window)
+        if causal and cache.dtype == torch.float32:
             return cls(chunk.first, chunk.count, None, None)
-        positions = np.arange(chunk.start + chunk.count)
+        first = 0 if window is None else max(0, chunk.start + 1 - window)
+        positions = np.arange(first, end)
         rows = torch.from_numpy(token_rows(cache, chunk.table, positions))
-        if chunk.start == 0:
+        if causal:
             return cls(chunk.first, chunk.count, rows, None)
-        query = torch.arange(chunk.start, chunk.start + chunk.count)
-        mask = torch.from_numpy(positions) <= query[:, None]
+        query = torch.arange(chunk.start, end)[:, None]
+        keys = torch.from_numpy(positions)
+        mask = keys <= query
+        if window is not None:
+            mask &= keys > query - window
         return cls(chunk.first, chunk.count, rows, mask)
 
     def attend(

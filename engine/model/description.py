@@ -16,8 +16,9 @@ import numpy as np
 
 from engine.adapters.sketch import weight_sketch
 from engine.model.config import ModelConfig
-from engine.model.loader import Checkpoint, Weight, module_shape
+from engine.model.loader import Checkpoint, module_shape
 from engine.model.quantization import Floats
+from engine.model.weights import Weight
 from engine.types import EDGE_TARGETS, LAYER_TARGETS, ModelDescription, ModuleSpec
 
 _CHUNK_BYTES = 1 << 22

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model.loader import Weight
 from engine.model.quantization import GROUP, Int4Codes
+from engine.model.weights import Weight
 
 LinearPath = Literal["auto", "int4", "dense", "fp32"]
 
@@ -54,7 +54,7 @@ def choose_path(path: LinearPath, *, batch_invariant: bool, fast_bf16: bool) -> 
     """The one decision about linears.
 
     `batch_invariant` takes a single path for every batch size: dense fp32, whose rows are bitwise
-    independent of the rows beside them (`rows_are_stable` checks it on this machine).
+    independent of the rows beside them (`make_rows_stable` sees to it on this machine).
     """
     if batch_invariant or path == "fp32":
         return PathChoice(int4_rows=0, dense_dtype=torch.float32)
@@ -67,10 +67,13 @@ def choose_path(path: LinearPath, *, batch_invariant: bool, fast_bf16: bool) -> 
 
 
 class Linear:
-    """y = x W^T for one weight, or for several that share their input, stacked by rows."""
+    """y = x W^T (+ bias) for one weight, or for several that share their input, stacked by rows."""
 
-    def __init__(self, weights: Sequence[Weight], choice: PathChoice) -> None:
-        """`weights`: each [out_i, in]; the result has their outputs side by side."""
+    def __init__(
+        self, weights: Sequence[Weight], choice: PathChoice, bias: Tensor | None = None
+    ) -> None:
+        """`weights`: each [out_i, in]; the result has their outputs side by side. `bias`: [out]."""
+        self._bias = bias
         self.out_features = sum(weight.shape[0] for weight in weights)
         self.in_features = weights[0].columns
         self._int4: _Int4 | None = None
@@ -83,12 +86,19 @@ class Linear:
         if self._int4 is None or choice.needs_dense:
             self._dense = _Dense(weights, choice.dense_dtype)
 
+    def compute_at_least(self, rows: int) -> None:
+        """Smaller batches of the dense form are padded to `rows` from now on."""
+        if self._dense is not None:
+            self._dense.least_rows = rows
+
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, in] fp32 -> [T, out] fp32, a new tensor."""
         if self._dense is None or x.shape[0] <= self._int4_rows:
             assert self._int4 is not None
-            return self._int4(x)
-        return self._dense(x)
+            y = self._int4(x)
+        else:
+            y = self._dense(x)
+        return y if self._bias is None else y.add_(self._bias)
 
 
 class _Int4:
@@ -124,12 +134,13 @@ class _Dense:
         for weight in weights:
             full[at : at + weight.shape[0]] = torch.from_numpy(weight.decode())
             at += weight.shape[0]
+        self.least_rows = 1
         self._dtype = dtype
         self._packed = torch.ops.mkldnn._reorder_linear_weight(full, _PACK_ROWS)
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
-        padding = padded_rows(rows) - rows
+        padding = padded_rows(max(rows, self.least_rows)) - rows
         if padding:
             x = F.pad(x, (0, 0, 0, padding))
         y: Tensor = torch.ops.mkldnn._linear_pointwise(
@@ -145,6 +156,23 @@ def padded_rows(rows: int) -> int:
     """
     step = 1 if rows <= 32 else 8 if rows <= 128 else 16
     return -(-rows // step) * step
+
+
+_LEAST_ROWS = (1, 2, 4, 8, 16)
+
+
+def make_rows_stable(linears: Sequence[Linear]) -> bool:
+    """Pads the smallest batches as far as it takes that no row's bits depend on the batch size.
+
+    oneDNN on AVX512 splits the sum of a single long row among registers, and no other batch's.
+    `linears` have one shape; the first one is tried. Returns False when padding does not help.
+    """
+    for least in _LEAST_ROWS:
+        for linear in linears:
+            linear.compute_at_least(least)
+        if rows_are_stable(linears[0]):
+            return True
+    return False
 
 
 def rows_are_stable(linear: Linear, rows: Sequence[int] = (1, 2, 3, 7, 8, 17, 64, 129)) -> bool:

@@ -47,7 +47,8 @@ class Llama:
         config = self.config = checkpoint.config
         self._cache = cache
         self._lora = lora
-        self._rope = Rope(config)
+        divisors = checkpoint.rope_divisors()
+        self._rope = Rope(config, None if divisors is None else torch.from_numpy(divisors))
         self._embedding = checkpoint.weight("model.embed_tokens.weight")
         self._norm = _vector(checkpoint, "model.norm.weight")
         head = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
@@ -82,10 +83,10 @@ class Llama:
             self._lora.linear(group, lora, x, y)
         return y
 
-    def linears(self) -> list[Linear]:
-        """One linear of every shape."""
-        block = self._blocks[0]
-        return [block.qkv, block.o, block.gate_up, block.down, self._head]
+    def linears_by_shape(self) -> list[list[Linear]]:
+        """Every linear; those of one list have one shape."""
+        kinds = zip(*((b.qkv, b.o, b.gate_up, b.down) for b in self._blocks), strict=True)
+        return [*map(list, kinds), [self._head]]
 
     def _embed(self, batch: StepBatch) -> Tensor:
         hidden = torch.from_numpy(self._embedding.take(batch.tokens.numpy()))
@@ -93,12 +94,25 @@ class Llama:
             self._lora.embedding(self._embedding_group, batch.lora, batch.tokens, hidden)
         return hidden
 
-    def attend(self, layer: int, qkv: Tensor, angles: RopeAngles, batch: StepBatch) -> Tensor:
-        """qkv: [T, q_width + 2 kv_width] -> [T, q_width]. Writes the cache on the way."""
+    def attend(
+        self,
+        layer: int,
+        qkv: Tensor,
+        qk_norm: Tensor | None,
+        angles: RopeAngles,
+        batch: StepBatch,
+    ) -> Tensor:
+        """qkv: [T, q_width + 2 kv_width] -> [T, q_width]. Writes the cache on the way.
+
+        `qk_norm`: [heads + kv_heads, head_dim], the norms' weights.
+        """
         config = self.config
         rows, rotated = qkv.shape[0], config.heads + config.kv_heads
         split = rotated * config.head_dim
-        qk = rotate(qkv[:, :split].view(rows, rotated, config.head_dim), angles)
+        qk = qkv[:, :split].view(rows, rotated, config.head_dim)
+        if qk_norm is not None:
+            qk = F.rms_norm(qk, (config.head_dim,), None, config.norm_eps) * qk_norm
+        qk = rotate(qk, angles)
         q, k = qk[:, : config.heads], qk[:, config.heads :]
         v = qkv[:, split:].view(rows, config.kv_heads, config.head_dim)
         self._cache.write(layer, batch.token_rows, k.reshape(rows, -1), qkv[:, split:])
@@ -113,12 +127,21 @@ class _Block:
     ) -> None:
         prefix = f"model.layers.{layer}."
 
-        def linear(*names: str) -> Linear:
-            return Linear([checkpoint.weight(f"{prefix}{name}.weight") for name in names], choice)
+        def linear(*names: str, bias: Tensor | None = None) -> Linear:
+            weights = [checkpoint.weight(f"{prefix}{name}.weight") for name in names]
+            return Linear(weights, choice, bias)
 
+        config, qkv = checkpoint.config, [f"self_attn.{name}_proj" for name in "qkv"]
+        bias = qk_norm = None
+        if config.qkv_bias:
+            bias = torch.cat([_vector(checkpoint, f"{prefix}{name}.bias") for name in qkv])
+        if config.qk_norm:
+            q, k = (_vector(checkpoint, f"{prefix}self_attn.{n}_norm.weight") for n in "qk")
+            qk_norm = torch.cat((q.expand(config.heads, -1), k.expand(config.kv_heads, -1)))
+        self.qk_norm = qk_norm
         self.groups = groups
         self.input_norm = _vector(checkpoint, f"{prefix}input_layernorm.weight")
-        self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self.qkv = linear(*qkv, bias=bias)
         self.o = linear("self_attn.o_proj")
         self.mlp_norm = _vector(checkpoint, f"{prefix}post_attention_layernorm.weight")
         self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
@@ -131,7 +154,7 @@ class _Block:
         eps, inner = model.config.norm_eps, model.config.intermediate_size
         x = rms_norm(hidden, self.input_norm, eps)
         qkv = model.project(self.qkv, self.groups.qkv, batch.lora, x)
-        x = model.attend(layer, qkv, angles, batch)
+        x = model.attend(layer, qkv, self.qk_norm, angles, batch)
         hidden.add_(model.project(self.o, self.groups.o, batch.lora, x))
         x = rms_norm(hidden, self.mlp_norm, eps)
         y = model.project(self.gate_up, self.groups.gate_up, batch.lora, x)

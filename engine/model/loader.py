@@ -19,8 +19,11 @@ from engine.model.config import (
     ModelConfig,
     config_from_folder,
     config_from_gguf,
+    read_json,
 )
-from engine.model.quantization import INT4_TYPES, Floats, Int4Codes, decode, int4_codes, row_bytes
+from engine.model.packed import StoredTensor, packing_of
+from engine.model.quantization import Floats, row_bytes
+from engine.model.weights import BlockWeight, Weight
 
 _GGUF_LAYER_NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -30,6 +33,8 @@ _GGUF_LAYER_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
@@ -39,36 +44,7 @@ _GGUF_EDGE_NAMES = {
     "lm_head.weight": "output.weight",
 }
 _QUANTIZATION_SUFFIX = re.compile(r"[.\-_](i?q\d\w*|bf16|f16|f32|fp16|fp32)$", re.IGNORECASE)
-_SAFETENSORS_TYPES = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
-
-
-class Weight:
-    """One matrix [out, in] or vector [out] in its stored form."""
-
-    def __init__(self, type_name: str, rows: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> None:
-        """`rows`: uint8 [out, row_bytes]; a vector is one row."""
-        self.type = type_name
-        self.rows = rows
-        self.shape = shape
-
-    @property
-    def columns(self) -> int:
-        return self.shape[-1]
-
-    def decode(self, start: int = 0, stop: int | None = None) -> Floats:
-        """fp32 [rows, in] of rows start..stop, a vector as [in]."""
-        values = decode(self.type, self.rows[start:stop], self.columns)
-        return values[0] if len(self.shape) == 1 else values
-
-    def take(self, indices: npt.NDArray[np.int64]) -> Floats:
-        """fp32 [n, in] of single rows."""
-        return decode(self.type, self.rows[indices], self.columns)
-
-    def int4(self) -> Int4Codes | None:
-        """The 4-bit codes, or None when the weight is not stored in a 4-bit format."""
-        if self.type not in INT4_TYPES or len(self.shape) != 2:
-            return None
-        return int4_codes(self.type, self.rows, self.columns)
+_SAFETENSORS_TYPES = ("F32", "F16", "BF16")
 
 
 class Checkpoint(ABC):
@@ -80,6 +56,10 @@ class Checkpoint(ABC):
     @abstractmethod
     def weight(self, name: str) -> Weight:
         """Raises CheckpointRefused when the checkpoint lacks it or its shape is not `config`'s."""
+
+    def rope_divisors(self) -> Floats | None:
+        """fp32 [head_dim / 2], what rotary frequencies are divided by where the file lists it."""
+        return None
 
     @abstractmethod
     def files(self) -> list[Path]:
@@ -100,7 +80,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 class GgufCheckpoint(Checkpoint):
-    """A llama.cpp file. Its q and k rows are stored for interleaved rotary pairs; see `weight`."""
+    """A llama.cpp file. Llama's q and k rows are stored for interleaved rotary pairs."""
 
     def __init__(self, path: Path) -> None:
         self._file = GgufFile(path)
@@ -108,8 +88,7 @@ class GgufCheckpoint(Checkpoint):
         self.config = config_from_gguf(
             self._file.metadata, tied_head="output.weight" not in self._file.tensors
         )
-        if "rope_freqs.weight" in self._file.tensors:
-            raise CheckpointRefused("rope_freqs.weight (llama3 scaling in GGUF) is not supported")
+        self._interleaved = self.config.architecture == "llama"
 
     def weight(self, name: str) -> Weight:
         stored = _gguf_name(name)
@@ -117,10 +96,19 @@ class GgufCheckpoint(Checkpoint):
         if tensor is None:
             raise CheckpointRefused(f"{self._file.path.name} has no tensor {stored} for {name}")
         rows = tensor.data.reshape(-1, row_bytes(tensor.type, tensor.shape[-1]))
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
+        if self._interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
             rows = rows[_half_rotation_order(tensor.shape[0], self.config.head_dim)]
         _check_shape(name, tensor.shape, self.config)
-        return Weight(tensor.type, rows, tensor.shape)
+        return BlockWeight(tensor.type, rows, tensor.shape)
+
+    def rope_divisors(self) -> Floats | None:
+        """llama3's scaling, which a GGUF file lists frequency by frequency."""
+        tensor = self._file.tensors.get("rope_freqs.weight")
+        if tensor is None:
+            return None
+        if tensor.type != "F32" or tensor.shape != (self.config.head_dim // 2,):
+            raise CheckpointRefused("rope_freqs.weight is not one F32 number for each frequency")
+        return tensor.data.view(np.float32).copy()
 
     def files(self) -> list[Path]:
         return [self._file.path]
@@ -139,7 +127,8 @@ class FolderCheckpoint(Checkpoint):
         self._shards = sorted(folder.glob("*.safetensors"))
         if not self._shards:
             raise CheckpointRefused(f"{folder.name} has no *.safetensors file")
-        self._weights: dict[str, tuple[str, tuple[int, ...], npt.NDArray[np.uint8]]] = {}
+        self._packing = packing_of(read_json(folder / "config.json"))
+        self._tensors: dict[str, StoredTensor] = {}
         for shard in self._shards:
             self._read_shard(shard)
 
@@ -156,19 +145,28 @@ class FolderCheckpoint(Checkpoint):
                 start, stop = info["data_offsets"]
                 if not 0 <= start <= stop <= data.size:
                     raise CheckpointRefused(f"{name} lies outside {shard.name}")
-                self._weights[name] = (info["dtype"], tuple(info["shape"]), data[start:stop])
+                shape = tuple(info["shape"])
+                self._tensors[name] = StoredTensor(info["dtype"], shape, data[start:stop])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointRefused(f"{shard.name} has a malformed header") from error
 
     def weight(self, name: str) -> Weight:
-        if name not in self._weights:
+        if self._packing is not None and name.endswith(".weight"):
+            packed = self._packing.weight(name.removesuffix(".weight"), self._tensors.get)
+            if packed is not None:
+                _check_shape(name, packed.shape, self.config)
+                return packed
+        stored = self._tensors.get(name)
+        if stored is None:
             raise CheckpointRefused(f"{self._folder.name} has no tensor {name}")
-        dtype, shape, data = self._weights[name]
-        if dtype not in _SAFETENSORS_TYPES:
-            raise CheckpointRefused(f"{name} is {dtype}: only F32, F16 and BF16 are supported")
-        _check_shape(name, shape, self.config)
-        rows = data.reshape(shape[0] if len(shape) == 2 else 1, -1)
-        return Weight(_SAFETENSORS_TYPES[dtype], rows, shape)
+        if stored.dtype not in _SAFETENSORS_TYPES:
+            raise CheckpointRefused(
+                f"{name} is {stored.dtype}: only F32, F16 and BF16 are supported without a "
+                "quantization_config"
+            )
+        _check_shape(name, stored.shape, self.config)
+        rows = stored.data.reshape(stored.shape[0] if len(stored.shape) == 2 else 1, -1)
+        return BlockWeight(stored.dtype, rows, stored.shape)
 
     def files(self) -> list[Path]:
         return [self._folder / "config.json", *self._shards]
@@ -197,9 +195,14 @@ def module_shape(config: ModelConfig, target: str) -> tuple[int, int]:
 
 def _check_shape(name: str, shape: tuple[int, ...], config: ModelConfig) -> None:
     target = name.split(".")[-2]
-    due: tuple[int, ...] = (
-        (config.hidden_size,) if target.endswith("norm") else module_shape(config, target)
-    )
+    due: tuple[int, ...]
+    if target in ("q_norm", "k_norm"):
+        due = (config.head_dim,)
+    elif target.endswith("norm"):
+        due = (config.hidden_size,)
+    else:
+        due = module_shape(config, target)
+        due = due[:1] if name.endswith(".bias") else due
     if shape != due:
         raise CheckpointRefused(f"{name} has shape {list(shape)}; its config asks for {list(due)}")
 
@@ -207,8 +210,9 @@ def _check_shape(name: str, shape: tuple[int, ...], config: ModelConfig) -> None
 def _gguf_name(name: str) -> str:
     if name in _GGUF_EDGE_NAMES:
         return _GGUF_EDGE_NAMES[name]
-    _, _, layer, module = name.removesuffix(".weight").split(".", 3)
-    return f"blk.{layer}.{_GGUF_LAYER_NAMES[module]}.weight"
+    _, _, layer, module = name.split(".", 3)
+    module, _, part = module.rpartition(".")
+    return f"blk.{layer}.{_GGUF_LAYER_NAMES[module]}.{part}"
 
 
 def _half_rotation_order(rows: int, head_dim: int) -> npt.NDArray[np.int64]:

@@ -23,10 +23,15 @@ class RopeAngles(NamedTuple):
 class Rope:
     """cos and sin of every position of the context, computed once."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, divisors: Tensor | None = None) -> None:
+        """`divisors`: [head_dim / 2] fp32, of the frequencies, where the checkpoint lists them."""
         positions = torch.arange(config.context_length, dtype=torch.float32)
-        angles = torch.outer(positions, inverse_frequencies(config))  # [context, head_dim / 2]
-        cos, sin = angles.cos(), angles.sin()
+        frequencies = inverse_frequencies(config)
+        if divisors is not None:
+            frequencies = frequencies / divisors
+        angles = torch.outer(positions, frequencies)  # [context, head_dim / 2]
+        amplitude = config.rope_scaling.amplitude
+        cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
         self._cos = torch.cat((cos, cos), dim=-1)
         self._sin = torch.cat((-sin, sin), dim=-1)
 
@@ -57,4 +62,27 @@ def inverse_frequencies(config: ModelConfig) -> Tensor:
         span = scaling.high_freq_factor - scaling.low_freq_factor
         kept = ((turns - scaling.low_freq_factor) / span).clamp(0.0, 1.0)
         return kept * frequency + (1.0 - kept) * frequency / scaling.factor
+    if scaling.kind == "yarn":
+        stretched = _yarn_ramp(config)
+        return (1.0 - stretched) * frequency + stretched * frequency / scaling.factor
     return frequency
+
+
+def _yarn_ramp(config: ModelConfig) -> Tensor:
+    """How much of each frequency is stretched, 0 to 1: [head_dim / 2] fp32.
+
+    Frequencies that turn more than `beta_fast` times over the original context are kept, those
+    that turn less than `beta_slow` times stretched (https://arxiv.org/abs/2309.00071).
+    """
+    scaling, half = config.rope_scaling, config.head_dim // 2
+
+    def index_of(turns: float) -> float:
+        span = math.log(scaling.original_context / (turns * 2 * math.pi))
+        return half * span / math.log(config.rope_theta)
+
+    low, high = index_of(scaling.beta_fast), index_of(scaling.beta_slow)
+    if scaling.whole_corrections:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    width = high - low or 0.001  # as the reference does where both are one
+    return ((torch.arange(half, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)

@@ -25,7 +25,7 @@ async def application(scope, receive, send):
 
 @pytest.fixture
 async def port(settings):
-    options = server_options(settings) | {"factory": False, "port": 0, "lifespan": "off"}
+    options = server_options(settings) | {"port": 0, "lifespan": "off"}
 
     class Impatient(BoundedHeaders):
         header_timeout_s = 0.3

@@ -1,7 +1,9 @@
 """The command line against the whole platform, and on the database."""
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,28 @@ BASE = "SmolLM2-135M-Instruct"
 @pytest.fixture(scope="module")
 def key(live: LivePlatform) -> str:
     return live.tenant_with_key("cli")
+
+
+class TestUsage:
+    def test_what_was_answered_is_shown_by_key_and_exported(self, live: LivePlatform) -> None:
+        own = live.tenant_with_key("counted")
+        live.run("chat", "Hello", "--model", BASE, "--max-tokens", "4", key=own)
+        report: dict[str, Any] = {"data": []}
+        for _ in range(20):  # the row closes soon after the answer
+            report = live.json("usage", "--group-by", "key,model", "--bucket", "hour", key=own)
+            if report["data"]:
+                break
+            time.sleep(0.1)
+        (entry,) = report["data"]
+        assert (entry["requests"], entry["model"]) == (1, BASE)
+        assert entry["total_tokens"] > 0
+        assert entry["prefill_ms"] > 0
+        lines = live.run("usage", "--csv", "--requests", key=own).splitlines()
+        assert len(lines) == 2
+        assert lines[0].startswith("request_id,started_at,")
+        assert BASE in live.run("usage", "--group-by", "model", key=own)
+        refused = live.run("usage", "--bucket", "week", key=own, check=False)
+        assert refused == ""
 
 
 class TestAdapters:

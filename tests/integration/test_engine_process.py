@@ -15,7 +15,7 @@ import zmq.asyncio
 
 from engine import wire
 from engine.client import ClientTimes, EngineClient, create_curve_keys, load_client_curve
-from engine.errors import EngineUnavailable, RequestRefused
+from engine.errors import EngineUnavailable, NotStarted, RequestRefused
 from engine.types import PROTOCOL_VERSION, AdapterRef
 from tests.engine_process import (
     CRASH_TOKEN,
@@ -235,6 +235,23 @@ class TestDrain:
         outputs = [output async for output in stream]
         assert outputs[-1].finish == "length"
         assert await process.exit_status() == 0
+
+    async def test_a_drain_by_call_refuses_new_ones_until_resume_and_ends_nothing(self, client):
+        stream = await begin(client, make_request("r", 60))
+        await client.drain()
+        with pytest.raises(NotStarted) as refusal:
+            await collect(client, make_request("other"))
+        assert refusal.value.code == "draining"
+        assert (await client.status()).held
+        assert [output async for output in stream][-1].finish == "length"
+        assert (await client.describe()).name == "invented"
+        await client.resume()
+
+        async def alive():
+            return client.alive
+
+        await until(alive)
+        assert len(await collect(client, make_request("other", 3))) == 3
 
     async def test_an_idle_engine_ends_at_once(self, process, client):
         process.signal(signal.SIGTERM)

@@ -106,6 +106,32 @@ def test_every_step_goes_up_and_down_again(empty_url: str) -> None:
         assert objects(empty_url) - {"alembic_version"} == expected
 
 
+def test_requests_that_closed_before_there_were_hours_are_in_the_sums(empty_url: str) -> None:
+    """Up and down with rows in the ledger: nothing of it is lost, and the sums are its own."""
+    migrate(empty_url, "0006_delivery")
+    engine = connect(empty_url)
+    row = (
+        "INSERT INTO usage_records (request_id, tenant_id, key_id, model, endpoint, streamed, "
+        "engine, status, reserved_tokens, prompt_tokens, cached_tokens, completion_tokens, "
+        "overshoot_tokens, started_at, started_hour, lease_until) VALUES (:id, 'ten_1', :key, "
+        "'base', 'completions', :no, 'ipc://e', :status, 9, 5, 1, 2, 1, '2026-03-14 12:00:00', "
+        ":hour, '2026-03-14 12:15:00')"
+    )
+    for index, status in enumerate(("completed", "cancelled", "failed", "open", "completed")):
+        values = {"id": f"r{index}", "status": status, "no": False, "hour": 480 + 10 * index}
+        with engine.begin() as connection:
+            connection.execute(text(row), values | {"key": None if index % 2 else "key_1"})
+    migrate(empty_url)
+    figures = "sum(requests), sum(cancelled), sum(failed), sum(prompt_tokens), sum(decode_us)"
+    for table, lines in (("usage_hourly", 4), ("usage_daily", 3)):
+        with engine.connect() as connection:
+            found = connection.execute(text(f"SELECT count(*), {figures} FROM {table}")).one()
+        assert tuple(int(value) for value in found) == (lines, 4, 1, 1, 20, 0)
+    migrate(empty_url, "0006_delivery")
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM usage_records")).scalar() == 5
+
+
 def test_migrating_twice_changes_nothing(empty_url: str) -> None:
     migrate(empty_url)
     once = schema(empty_url)

@@ -12,7 +12,15 @@ import pytest
 from app.children import Backoff, Child
 from app.clock import SystemClock
 from app.processes import ProcessCommand
-from app.supervisor import CannotStart, Kept, Supervisor, api_probe, engine_probe
+from app.supervisor import (
+    CannotStart,
+    Kept,
+    Supervisor,
+    api_probe,
+    engine_probe,
+    platform_processes,
+    sign_probe,
+)
 from tests.engine_process import HANG_TOKEN, EngineProcess, free_tcp_address, make_request
 
 REPOSITORY = Path(__file__).parents[2]
@@ -166,15 +174,14 @@ class TestSupervisor:
         await running
         assert sorted(name for name, line in output.lines if line == "goodbye") == ["a", "b"]
 
-    async def test_a_child_that_ignores_the_signal_is_killed(self, output, monkeypatch):
-        monkeypatch.setattr("app.supervisor.GRACE_S", 0.3)
+    async def test_a_child_that_ignores_the_signal_is_killed(self, output):
         code = """
             import os, signal, time
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             print("pid", os.getpid())
             time.sleep(600)
         """
-        supervisor = Supervisor([Kept(script(code))], output)
+        supervisor = Supervisor([Kept(script(code))], output, grace_s=0.3)
         running = asyncio.create_task(supervisor.run())
         await output.wait_for("pid")
         supervisor.stop()
@@ -276,3 +283,49 @@ class TestApiProbe:
         await output.wait_for("pid", times=2)
         supervisor.stop()
         await running
+
+
+class TestSignsOfLife:
+    """Worker and beat are watched by the file that their loop touches."""
+
+    TOUCHING = """
+        import os, pathlib, time
+        print("pid", os.getpid())
+        while True:
+            pathlib.Path({sign!r}).touch()
+            time.sleep(0.05)
+    """
+
+    async def test_a_loop_that_stands_still_is_replaced(self, output, tmp_path):
+        sign = tmp_path / "worker.alive"
+        probe = sign_probe(sign, SystemClock(), hang_s=0.4, start_s=60.0)
+        code = self.TOUCHING.format(sign=str(sign))
+        kept = Kept(script(code, "worker"), probe, optional=True)
+        supervisor = Supervisor([kept], output)
+        running = asyncio.create_task(supervisor.run())
+        await output.wait_for("pid")
+        while not sign.exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.02)
+        first = output.number_after("pid")
+        os.kill(first, signal.SIGSTOP)
+        await output.wait_for("worker gives no sign of life")
+        await output.wait_for("pid", times=2)
+        assert not alive(first)
+        supervisor.stop()
+        await running
+
+    async def test_one_that_never_gives_a_sign_does_not_end_the_platform(self, output, tmp_path):
+        probe = sign_probe(tmp_path / "never", SystemClock(), hang_s=1.0, start_s=0.1)
+        kept = Kept(script(FOREVER, "worker"), probe, optional=True)
+        supervisor = Supervisor([kept], output)
+        running = asyncio.create_task(supervisor.run())
+        await output.wait_for("worker gives no sign of life")
+        assert not running.done()
+        supervisor.stop()
+        await running
+
+    def test_serve_watches_both_and_their_limits_are_settings(self, settings):
+        kept = {k.name: k for k in platform_processes(settings, SystemClock())}
+        assert kept["worker"].probe is not None
+        assert kept["beat"].probe is not None
+        assert kept["worker"].optional

@@ -108,6 +108,19 @@ class TestAGgufFile:
         (got,) = driver.feed(Piece(0, PROMPT[33:]))
         assert_close(got, reference_logits(served, PROMPT)[-1])
 
+    def test_llama3_scaling_is_listed_frequency_by_frequency(self, tmp_path: Path) -> None:
+        rope = {
+            "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+        }  # fmt: skip
+        model, plain = make_llama(seed=4, rope_parameters=rope), make_llama(seed=4)
+        turns = 1 / 500.0 ** (torch.arange(0, 16, 2) / 16)
+        divisors = (turns / model.model.rotary_emb.inv_freq).tolist()
+        served = write_gguf(model, tmp_path / "tiny.gguf", "F32", rope_divisors=divisors)
+        (got,) = Driver(tmp_path / "tiny.gguf", tmp_path).feed(Piece(0, PROMPT))
+        assert_close(got, reference_logits(served, PROMPT)[-1])
+        assert not torch.allclose(got, reference_logits(plain, PROMPT)[-1], atol=1e-2)
+
     @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
     def test_the_int4_kernel_stays_near_its_codes(self, tmp_path: Path, kind: str) -> None:
         served = write_gguf(make_llama(seed=5), tmp_path / "tiny.gguf", kind)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.model.linear import Linear, choose_path, rows_are_stable
+from engine.model.linear import Linear, choose_path, make_rows_stable, rows_are_stable
 from engine.model.loader import open_checkpoint
 from tests.model_factories import ALL_TARGETS, make_adapter, make_llama, read_blob, save_folder
 from tests.parity.driver import Driver, Piece
@@ -88,3 +88,24 @@ def test_a_product_that_depends_on_the_batch_is_noticed(base) -> None:
 
     unstable = Unstable([weight], choose_path("auto", batch_invariant=True, fast_bf16=False))
     assert not rows_are_stable(unstable)
+    assert not make_rows_stable([unstable])
+
+
+def test_the_smallest_batches_are_padded_where_their_sums_are_split_otherwise(base) -> None:
+    class OneRowDiffers(Linear):
+        computed = 1
+
+        def compute_at_least(self, rows: int) -> None:
+            self.computed = rows
+            super().compute_at_least(rows)
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            alone = max(self.computed, x.shape[0]) == 1
+            return super().__call__(x) * (1.0 + 1e-6 * alone)
+
+    weight = open_checkpoint(base[0]).weight("model.layers.0.mlp.down_proj.weight")
+    linear = OneRowDiffers([weight], choose_path("auto", batch_invariant=True, fast_bf16=False))
+    other = OneRowDiffers([weight], choose_path("auto", batch_invariant=True, fast_bf16=False))
+    assert not rows_are_stable(linear)
+    assert make_rows_stable([linear, other])
+    assert linear.computed == other.computed == 2  # every layer's, not the tried one's alone

@@ -1,12 +1,15 @@
 """/healthz, /readyz, /metrics."""
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
 from pydantic import SecretStr
 
 from app.db import migrate
+from app.parts import checks, folder_check, redis_check
 from app.platform import CheckResult, Platform
 from app.settings import Settings
 from tests.factories import bearer, make_key, make_tenant, make_user, sign_in
@@ -29,7 +32,30 @@ class TestReadiness:
     ) -> None:
         platform.checks["engine"] = broken
         answer = await client.get("/readyz")
-        assert (answer.status_code, answer.json()) == (503, {"status": "not ready"})
+        assert answer.status_code == 503
+        assert answer.json()["status"] == "not ready"
+        assert "engine" in answer.json()["missing"]
+        assert "secret" not in answer.text
+
+    async def test_a_part_that_calls_do_not_need_is_named_and_denies_nothing(
+        self, client: httpx.AsyncClient, platform: Platform
+    ) -> None:
+        async def full() -> CheckResult:
+            return CheckResult(False, "the folder cannot be written", needed=False)
+
+        only_database(platform)
+        platform.checks["queue"] = full
+        answer = await client.get("/readyz")
+        assert answer.status_code == 200
+        assert answer.json() == {"status": "ready", "degraded": ["queue"]}
+
+    async def test_is_denied_while_the_process_ends(
+        self, client: httpx.AsyncClient, platform: Platform
+    ) -> None:
+        only_database(platform)
+        platform.drain.begin()
+        answer = await client.get("/readyz")
+        assert (answer.status_code, answer.json()) == (503, {"status": "draining"})
 
     async def test_is_denied_when_one_part_hangs(
         self, client: httpx.AsyncClient, platform: Platform, monkeypatch: pytest.MonkeyPatch
@@ -71,6 +97,28 @@ class TestReadiness:
     ) -> None:
         platform.checks["engine"] = broken
         assert (await client.get("/healthz")).json() == {"status": "ok"}
+
+
+class TestParts:
+    async def test_a_redis_that_is_away_is_missing(self) -> None:
+        check = redis_check("redis://127.0.0.1:1/0", "Redis (limits)", needed=True)
+        result = await check()
+        assert (result.ok, result.needed) == (False, True)
+        assert "Redis (limits)" in result.detail
+
+    async def test_a_folder_that_is_still_to_be_made_is_well(self, tmp_path: Path) -> None:
+        assert (await folder_check(tmp_path / "later", "the folder")()).ok
+
+    async def test_every_part_that_the_settings_name_is_looked_at(self, platform: Platform) -> None:
+        shared = platform.settings.model_copy(
+            update={"redis_url": "redis://127.0.0.1:1/0", "broker_url": "redis://127.0.0.1:1/0"}
+        )
+        assert set(checks(replace(platform, settings=shared))) == {
+            "limits",
+            "queue",
+            "adapter_store",
+        }
+        assert set(checks(platform)) == {"queue", "adapter_store"}
 
 
 class TestMetrics:

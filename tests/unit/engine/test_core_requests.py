@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from engine.errors import RequestRefused
+from engine.errors import NotStarted, RequestRefused
 from engine.types import SequenceStart
 from tests.engine_under_test import EngineUnderTest
 from tests.fakes import EOS, VOCAB, describe, expected_tokens
@@ -101,7 +101,7 @@ class TestRefusals:
         engine = EngineUnderTest()
         request_id = engine.submit()
         engine.core.drain()
-        with pytest.raises(RequestRefused) as refusal:
+        with pytest.raises(NotStarted) as refusal:
             engine.submit()
         assert refusal.value.code == "draining"
         engine.run()

@@ -151,3 +151,17 @@ class TestDisk:
         journal.record([last("old", 1), last("new", 1)])
         journal.write()
         assert set(counts(journal, "running", "old", "new")) == {"running", "new"}
+
+
+class TestCost:
+    def test_what_a_request_cost_survives_the_engine(self, opened):
+        journal = opened()
+        journal.begin("a", 3)
+        usage = RequestUsage(
+            3, 2, 4, 0.0, 0.0, 1.0, 2.0, prefill_ms=5.5, decode_ms=7.25, adapter_byte_seconds=9.0
+        )
+        journal.record([RequestOutput("a", 0, finish="stop", usage=usage)])
+        journal.write()
+        (entry,) = opened().entries(["a"])
+        assert (entry.cached_tokens, entry.prefill_ms) == (2, 5.5)
+        assert (entry.decode_ms, entry.adapter_byte_seconds) == (7.25, 9.0)

@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import wire
-from engine.errors import AdapterMissing, EngineError, EngineUnavailable, RequestRefused
+from engine.errors import (
+    AdapterMissing,
+    EngineError,
+    EngineUnavailable,
+    NotStarted,
+    RequestRefused,
+)
 from engine.types import (
     AdapterRef,
     GenerateRequest,
@@ -134,7 +140,8 @@ class TestErrors:
         [
             RequestRefused("too long", code="prompt_too_long", field="messages"),
             AdapterMissing("gone"),
-            EngineUnavailable("away", code="engine_draining"),
+            EngineUnavailable("away", code="draining"),
+            NotStarted("elsewhere", code="draining"),
             EngineError("other"),
         ],
     )

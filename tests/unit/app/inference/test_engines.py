@@ -2,6 +2,7 @@
 
 import pytest
 
+from app.engines import service
 from app.errors import Overloaded
 from engine.errors import EngineUnavailable
 from engine.types import AdapterRef, Residency
@@ -31,7 +32,7 @@ class TestChoose:
 
     async def test_requests_of_this_process_count_before_the_next_poll(self, router):
         for name in ("a", "b"):
-            router.choose(None).in_flight.add(name)
+            router.choose(None, key=name).in_flight.add(name)
         assert sorted(len(engine.in_flight) for engine in router.all) == [1, 1]
 
     async def test_an_adapter_stays_where_it_is_resident(self, router, engines):
@@ -56,9 +57,64 @@ class TestChoose:
         assert refusal.value.code == "engine_unavailable"
 
     async def test_an_engine_of_another_base_model_gets_nothing(self, router):
-        assert router.choose(None, BASE_DIGEST).address == "ipc://one"
+        assert router.choose(None, BASE_DIGEST).address in ("ipc://one", "ipc://two")
         with pytest.raises(Overloaded):
             router.choose(None, "another")
+
+
+class TestTwoBaseModels:
+    OTHER = "c" * 64
+
+    @pytest.fixture
+    def engines(self):
+        other = describe(name="other-base", base_digest=self.OTHER)
+        return {"ipc://one": FakeEngine(), "ipc://two": FakeEngine(description=other)}
+
+    async def test_each_engine_gets_its_own_base_alone(self, router, engines):
+        engines["ipc://one"].running = 50
+        await router.refresh()
+        assert router.choose(None, BASE_DIGEST).address == "ipc://one"
+        assert router.choose(REF, self.OTHER).address == "ipc://two"
+        assert set(router.served()) == {BASE_DIGEST, self.OTHER}
+
+    async def test_the_loss_of_one_leaves_its_base_without_an_engine(self, router, engines):
+        engines["ipc://one"].alive = False
+        with pytest.raises(Overloaded):
+            router.choose(None, BASE_DIGEST)
+        assert router.choose(None, self.OTHER).address == "ipc://two"
+
+
+class TestDrain:
+    @staticmethod
+    async def wish(platform, router, *, drained):
+        await router.refresh()
+        async with platform.db.transaction() as session:
+            await service.set_drained(session, "ipc://one", drained=drained, actor="tests")
+        await router.refresh()
+
+    async def test_a_drained_engine_gets_nothing_and_a_resumed_one_does(
+        self, router, engines, platform
+    ):
+        await self.wish(platform, router, drained=True)
+        assert engines["ipc://one"].held
+        assert {router.choose(None, key=str(i)).address for i in range(9)} == {"ipc://two"}
+        await self.wish(platform, router, drained=False)
+        assert not engines["ipc://one"].held
+        assert {router.choose(None, key=str(i)).address for i in range(9)} == set(engines)
+
+    async def test_an_engine_that_ends_gets_nothing(self, router, engines):
+        engines["ipc://one"].ending = True
+        await router.refresh()
+        assert {router.choose(None, key=str(i)).address for i in range(9)} == {"ipc://two"}
+
+    async def test_when_all_are_drained_the_refusal_says_so(self, router, engines):
+        for engine in engines.values():
+            engine.ending = True
+        await router.refresh()
+        with pytest.raises(Overloaded) as refusal:
+            router.choose(None)
+        assert refusal.value.code == "draining"
+        assert refusal.value.retry_after_ms >= 1000
 
 
 class TestReadiness:

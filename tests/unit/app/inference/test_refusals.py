@@ -13,6 +13,7 @@ from engine.errors import (
     AdapterMissing,
     EngineError,
     EngineUnavailable,
+    NotStarted,
     RequestRefused,
 )
 from tests.factories import bearer, make_key, make_tenant
@@ -35,8 +36,8 @@ class TestEngineRefusals:
             (RequestRefused("late", code="deadline_exceeded"), 503, "deadline_exceeded"),
             (RequestRefused("bad", code="out_of_range", field="top_k"), 400, "out_of_range"),
             (EngineUnavailable("gone"), 503, "engine_unavailable"),
-            (EngineUnavailable("bye", code="engine_draining"), 503, "engine_unavailable"),
-            (RequestRefused("bye", code="draining"), 503, "engine_unavailable"),
+            (EngineUnavailable("bye", code="draining"), 503, "draining"),
+            (NotStarted("bye", code="draining"), 503, "draining"),
             (AdapterMissing("no file"), 503, "adapter_missing"),
             (AdapterCorrupt("bad hash"), 503, "adapter_corrupt"),
             (EngineError("odd", code="odd"), 500, "odd"),
@@ -64,6 +65,8 @@ class TestEngineRefusals:
         [
             ("support", "truncated_file", 503),  # the adapter's files: its loader's own code
             ("support", "engine_step_failed", 500),
+            ("support", "invalid_schema", 400),  # of the call's grammar, not of the adapter
+            (BASE_NAME, "schema_too_complex", 400),
             (BASE_NAME, "non_finite_logits", 500),
             (BASE_NAME, "deadline_exceeded", 503),
         ],

@@ -154,7 +154,7 @@ REFUSED_CHAT = [
     ({"tool_choice": "none"}, "tool_choice", "tools_unsupported"),
     ({"functions": [{}]}, "functions", "tools_unsupported"),
     ({"function_call": "auto"}, "function_call", "tools_unsupported"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "unsupported_parameter"),
     ({"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter"),
     ({"echo": True}, "echo", "unknown_parameter"),

@@ -51,13 +51,12 @@ def test_end_tokens_come_from_the_generation_config_first(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM"),
+        ({"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM"),
         ({"architectures": []}, "architecture ''"),
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
     ],
 )
 def test_what_is_not_supported_is_named(
@@ -70,8 +69,8 @@ def test_what_is_not_supported_is_named(
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"general.architecture": "qwen2"}, "qwen2"),
-        ({"llama.rope.scaling.type": "yarn"}, "yarn"),
+        ({"general.architecture": "gemma"}, "gemma"),
+        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
         ({"llama.expert_count": 8}, "mixture-of-experts"),
         ({"llama.rope.dimension_count": 8, "llama.attention.key_length": 16}, "partial rotary"),
         ({"llama.block_count": None}, "lacks llama.block_count"),
@@ -80,6 +79,32 @@ def test_what_is_not_supported_is_named(
 def test_what_is_not_supported_in_gguf_is_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointRefused, match=named):
         config_from_gguf({**GGUF, **changes}, tied_head=True)
+
+
+QWEN = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64, "max_window_layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, 64),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, None),
+        (QWEN, None),
+        ({**QWEN, "use_sliding_window": False}, None),
+        ({**QWEN, "use_sliding_window": True, "layer_types": ["full_attention"] * 2}, None),
+        ({**QWEN, "use_sliding_window": True, "max_window_layers": 0}, 64),
+    ],
+)
+def test_a_sliding_window_counts_where_the_architecture_uses_it(
+    tmp_path: Path, changes: dict[str, Any], window: int | None
+) -> None:
+    assert read(tmp_path, **changes).sliding_window == window
+
+
+@pytest.mark.parametrize("changes", [{}, {"layer_types": ["full_attention", "sliding_attention"]}])
+def test_a_window_in_some_layers_alone_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointRefused, match="some layers alone"):
+        read(tmp_path, **QWEN, use_sliding_window=True, **changes)
 
 
 def test_a_broken_config_is_refused(tmp_path: Path) -> None:

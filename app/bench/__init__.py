@@ -1,0 +1,1 @@
+"""Traffic and its judgement: workloads, outcomes, reports, and the open-loop driver of `bench`."""

@@ -1,0 +1,88 @@
+"""/admin/v1/engines."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from app.auth import OperatorCaller
+from app.db import after_commit
+from app.deps import PlatformDep, ReadSession, Session
+from app.engines import service
+from app.engines.models import EngineRecord
+from app.engines.schemas import EngineOut
+from app.platform import Platform
+
+router = APIRouter(prefix="/admin/v1/engines", tags=["operator: engines"])
+
+
+@router.get("")
+async def list_engines(
+    session: ReadSession, platform: PlatformDep, _: OperatorCaller
+) -> dict[str, Any]:
+    """Every engine that was ever seen, with what it does now."""
+    rows = await service.list_engines(session)
+    return {"object": "list", "data": [_out(platform, row) for row in rows], "has_more": False}
+
+
+@router.get("/{engine}")
+async def get_engine(
+    engine: str, session: ReadSession, platform: PlatformDep, _: OperatorCaller
+) -> EngineOut:
+    """By id or name."""
+    return _out(platform, await service.find_engine(session, engine))
+
+
+@router.post("/{engine}/drain")
+async def drain_engine(
+    engine: str,
+    session: Session,
+    platform: PlatformDep,
+    caller: OperatorCaller,
+    force: Annotated[bool, Query()] = False,
+) -> EngineOut:
+    """It finishes what it has and gets nothing new, until it is resumed (also after a restart).
+
+    The last engine of a base model is drained only with `force`.
+    """
+    row = await service.find_engine(session, engine)
+    if not force:
+        service.refuse_to_drain_the_last(row, _others(platform, row))
+    return await _set(session, platform, caller, row, drained=True)
+
+
+@router.post("/{engine}/resume")
+async def resume_engine(
+    engine: str, session: Session, platform: PlatformDep, caller: OperatorCaller
+) -> EngineOut:
+    """It takes requests again."""
+    row = await service.find_engine(session, engine)
+    return await _set(session, platform, caller, row, drained=False)
+
+
+async def _set(
+    session: Session,
+    platform: Platform,
+    caller: OperatorCaller,
+    row: EngineRecord,
+    *,
+    drained: bool,
+) -> EngineOut:
+    row = await service.set_drained(session, row.id, drained=drained, actor=caller)
+    after_commit(session, platform.engines.wake)
+    return _out(platform, row)
+
+
+def _others(platform: Platform, row: EngineRecord) -> int:
+    """Other engines of the same base model that take requests."""
+    return sum(
+        other.usable
+        and other.address != row.address
+        and other.description is not None
+        and other.description.base_digest == row.base_digest
+        for other in platform.engines.all
+    )
+
+
+def _out(platform: Platform, row: EngineRecord) -> EngineOut:
+    engine = next((e for e in platform.engines.all if e.address == row.address), None)
+    return EngineOut.of(row, engine)

@@ -1,0 +1,104 @@
+"""What a new key is restricted to: each restriction is checked when it is given.
+
+A key can only be tighter than its tenant, so what loosens nothing and what nobody can meet is
+refused by the field's name.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast, get_args
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.adapters import repository as adapter_rows
+from app.caller import KeyAccess, KeyLimits, TenantLimits
+from app.errors import InvalidRequest
+from app.keys.networks import Network, parse_networks
+from app.tenants.models import Tenant
+
+MAX_SCOPED_ADAPTERS = 100
+_SHOWN_CHARACTERS = 64
+
+
+async def key_scopes(
+    session: AsyncSession,
+    tenant: Tenant | None,
+    *,
+    adapters: Sequence[str] | None,
+    access: str,
+    networks: Sequence[str] | None,
+) -> dict[str, Any]:
+    """The row's `scopes`. Raises InvalidRequest for an adapter that the tenant does not have."""
+    scopes: dict[str, Any] = {}
+    if access not in get_args(KeyAccess):
+        raise InvalidRequest(
+            f"access must be one of {', '.join(get_args(KeyAccess))}.", param="access"
+        )
+    if tenant is None and adapters is not None:
+        raise InvalidRequest(
+            "An operator key has no adapter scope; leave it out.", param="adapters"
+        )
+    if tenant is None and access == "inference":
+        raise InvalidRequest(
+            "An operator key never calls models; give it full or read access.", param="access"
+        )
+    if tenant is not None and adapters is not None:
+        scopes["adapters"] = await _known(session, tenant.id, adapters)
+    if access != "full":
+        scopes["access"] = access
+    if networks is not None:
+        scopes["networks"] = [str(network) for network in parse_networks(networks)]
+    return scopes
+
+
+async def _known(session: AsyncSession, tenant_id: str, names: Sequence[str]) -> list[str]:
+    """Sorted names of the tenant's adapters and of base models."""
+    wanted = sorted(set(names))
+    if not wanted:
+        raise InvalidRequest(
+            "adapters is empty, so the key could call nothing; name one, or leave it out for all.",
+            param="adapters",
+        )
+    if len(wanted) > MAX_SCOPED_ADAPTERS:
+        raise InvalidRequest(
+            f"A key may be restricted to at most {MAX_SCOPED_ADAPTERS} adapters; "
+            f"{len(wanted)} were given.",
+            param="adapters",
+        )
+    rows = await adapter_rows.page_adapters(
+        session, tenant_id, after=None, limit=len(wanted), names=wanted
+    )
+    known = {row.name for row in rows}
+    known.update(base.name for base in await adapter_rows.base_models(session))
+    missing = [name for name in wanted if name not in known]
+    if missing:
+        shown = ", ".join(repr(name[:_SHOWN_CHARACTERS]) for name in missing[:5])
+        raise InvalidRequest(
+            f"The tenant has no adapter {shown}; upload it first, or correct the name.",
+            code="unknown_adapter",
+            param="adapters",
+        )
+    return wanted
+
+
+def check_key_limits(wanted: KeyLimits, tenant: TenantLimits) -> None:
+    """Raises InvalidRequest (the limit's name) for a limit above the tenant's.
+
+    A tenant's limit that is lowered later still wins: every call is held to both.
+    """
+    for name in KeyLimits.__dataclass_fields__:
+        own, most = getattr(wanted, name), getattr(tenant, name)
+        if own is not None and most is not None and own > most:
+            raise InvalidRequest(
+                f"{name} is {own} and the tenant's limit is {most}; a key may only tighten it.",
+                code="limit_above_tenant",
+                param=name,
+            )
+
+
+def access_of(scopes: dict[str, Any]) -> KeyAccess:
+    return cast(KeyAccess, scopes.get("access", "full"))
+
+
+def networks_of(scopes: dict[str, Any]) -> tuple[Network, ...] | None:
+    entries = scopes.get("networks")
+    return None if entries is None else parse_networks(entries)

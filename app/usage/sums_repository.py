@@ -1,0 +1,256 @@
+"""What closed rows add up to: kept by hour and day as rows close, read back in one statement."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Select,
+    case,
+    cast,
+    extract,
+    func,
+    literal,
+    select,
+    tuple_,
+    union_all,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.usage.entries import FinalEntry
+from app.usage.models import UsageDaily, UsageHourly, UsageRecord
+from app.usage.repository import Closed
+from app.usage.spans import HOURS_A_DAY, Bucket, Piece, hour_number, month_starts, pieces
+
+GroupBy = Literal["tenant", "key", "adapter", "model"]
+GROUP_COLUMNS: dict[GroupBy, str] = {
+    "tenant": "tenant_id",
+    "key": "key_id",
+    "adapter": "adapter_id",
+    "model": "model",
+}
+KEYS = ("tenant_id", "key_id", "adapter_id", "model")
+FIGURES = (
+    "requests",
+    "cancelled",
+    "failed",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "overshoot_tokens",
+    "prefill_us",
+    "decode_us",
+    "adapter_byte_s",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SumsQuery:
+    """`tenant_id` None: all tenants (operators alone). `after`: the last line of the page before,
+    its bucket and then its groups in the order of `group_by`."""
+
+    tenant_id: str | None
+    start: datetime
+    end: datetime
+    bucket: Bucket
+    group_by: tuple[GroupBy, ...] = ()
+    key_id: str | None = None
+    adapter_id: str | None = None
+    model: str | None = None
+    after: tuple[int | str, ...] | None = None
+    limit: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSum:
+    """One line of a report. `bucket`: minutes (by minute) or hours since the epoch.
+
+    `groups` follows the query's `group_by`; "" stands for none.
+    """
+
+    bucket: int
+    groups: tuple[str, ...]
+    requests: int
+    cancelled: int
+    failed: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    overshoot_tokens: int
+    prefill_us: int
+    decode_us: int
+    adapter_byte_s: int
+
+
+# --------------------------------------------------------------------------- as rows close
+
+
+async def add_closed(session: AsyncSession, closed: Iterable[tuple[Closed, FinalEntry]]) -> None:
+    """Adds rows to the sums of their hour and day, in the transaction that closes them."""
+    sums: defaultdict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0] * len(FIGURES))
+    for row, entry in closed:
+        total = sums[
+            (row.started_hour, row.tenant_id, row.key_id or "", row.adapter_id or "", row.model)
+        ]
+        figures = (
+            1,
+            int(entry.status == "cancelled"),
+            int(entry.status == "failed"),
+            *(getattr(entry, name) for name in FIGURES[3:]),
+        )
+        total[:] = [a + b for a, b in zip(total, figures, strict=True)]
+    hourly = [(hour, keys, figures) for (hour, *keys), figures in sorted(sums.items())]
+    daily: defaultdict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0] * len(FIGURES))
+    for hour, keys, of_hour in hourly:
+        total = daily[(hour // HOURS_A_DAY, *keys)]
+        total[:] = [a + b for a, b in zip(total, of_hour, strict=True)]
+    # always in the same order, so that processes which close at once wait instead of deadlocking
+    await _add(session, UsageHourly.__table__, "hour", hourly)
+    days = [(day, keys, figures) for (day, *keys), figures in sorted(daily.items())]
+    await _add(session, UsageDaily.__table__, "day", days)
+
+
+async def _add(
+    session: AsyncSession,
+    table: Any,
+    bucket: str,
+    sums: Sequence[tuple[int, Sequence[str], Sequence[int]]],
+) -> None:
+    if not sums:
+        return
+    rows = [
+        {
+            bucket: at,
+            **dict(zip(KEYS, keys, strict=True)),
+            **dict(zip(FIGURES, figures, strict=True)),
+        }
+        for at, keys, figures in sums
+    ]
+    dialect: Any = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(table)
+    added = {name: table.c[name] + statement.excluded[name] for name in FIGURES}
+    await session.execute(
+        statement.on_conflict_do_update(index_elements=[bucket, *KEYS], set_=added), rows
+    )
+
+
+# --------------------------------------------------------------------------- reports
+
+
+async def sums(session: AsyncSession, query: SumsQuery) -> list[UsageSum]:
+    """Closed rows that began in the span, added up by bucket and groups: one statement."""
+    parts = [_part(query, piece) for piece in pieces(query.start, query.end, query.bucket)]
+    if not parts:
+        return []
+    source = union_all(*parts).subquery()
+    columns = [source.c[GROUP_COLUMNS[name]] for name in query.group_by]
+    lines = select(
+        _bucket(query, source.c.at).label("bucket"),
+        *columns,
+        *(source.c[name] for name in FIGURES),
+    ).subquery()
+    keys = [lines.c.bucket, *(lines.c[column.name] for column in columns)]
+    statement = (
+        select(*keys, *(func.sum(lines.c[name]) for name in FIGURES))
+        .group_by(*keys)
+        .order_by(*keys)
+        .limit(query.limit)
+    )
+    if query.after is not None:
+        statement = statement.where(tuple_(*keys) > tuple_(*map(literal, query.after)))
+    found = await session.execute(statement)
+    groups = len(keys)
+    return [
+        UsageSum(int(row[0]), tuple(row[1:groups]), *(int(value) for value in row[groups:]))
+        for row in found
+    ]
+
+
+def _bucket(query: SumsQuery, at: ColumnElement[int]) -> ColumnElement[int]:
+    """The bucket that a line's hour (or minute) belongs to."""
+    if query.bucket == "day":
+        return at - at % HOURS_A_DAY
+    if query.bucket == "month":
+        starts = [hour_number(first) for first in month_starts(query.start, query.end)]
+        ends = [*starts[1:], hour_number(query.end) + 1]
+        return case(*((at < end, start) for start, end in zip(starts, ends, strict=True)))
+    return at
+
+
+def _part(query: SumsQuery, piece: Piece) -> Select[Any]:
+    """The lines of one piece: at, tenant, key, adapter, model and the figures."""
+    if piece.source == "ledger":
+        return _from_ledger(query, piece)
+    table: Any
+    if piece.source == "daily":
+        table, bucket, (first, end) = UsageDaily, UsageDaily.day, piece.days
+        at: Any = bucket * HOURS_A_DAY
+    else:
+        table, bucket, (first, end) = UsageHourly, UsageHourly.hour, piece.hours
+        at = bucket
+    return select(
+        at.label("at"),
+        *(getattr(table, name) for name in KEYS),
+        *(getattr(table, name) for name in FIGURES),
+    ).where(
+        bucket >= first,
+        bucket < end,
+        *_filters(query, table.tenant_id, table.key_id, table.adapter_id, table.model),
+    )
+
+
+def _from_ledger(query: SumsQuery, piece: Piece) -> Select[Any]:
+    first, end = piece.hours
+    at: Any = UsageRecord.started_hour
+    if query.bucket == "minute":
+        at = cast(func.floor(extract("epoch", UsageRecord.started_at) / 60), Integer)
+    rows = UsageRecord
+    return select(
+        at.label("at"),
+        *ledger_keys(),
+        *ledger_figures(),
+    ).where(
+        rows.started_hour >= first,
+        rows.started_hour < end,
+        rows.started_at >= piece.start,
+        rows.started_at < piece.end,
+        rows.status != "open",
+        *_filters(query, rows.tenant_id, rows.key_id, rows.adapter_id, rows.model),
+    )
+
+
+def _filters(query: SumsQuery, tenant: Any, key: Any, adapter: Any, model: Any) -> list[Any]:
+    wanted = (
+        (tenant, query.tenant_id),
+        (key, query.key_id),
+        (adapter, query.adapter_id),
+        (model, query.model),
+    )
+    return [column == value for column, value in wanted if value is not None]
+
+
+def ledger_keys() -> list[Any]:
+    """Whose a row is, in the order of KEYS; the sums have no NULL in their keys."""
+    rows = UsageRecord
+    return [
+        rows.tenant_id.label("tenant_id"),
+        func.coalesce(rows.key_id, "").label("key_id"),
+        func.coalesce(rows.adapter_id, "").label("adapter_id"),
+        rows.model.label("model"),
+    ]
+
+
+def ledger_figures() -> list[Any]:
+    """The figures of one row, in the order of FIGURES."""
+    rows = UsageRecord
+    return [
+        literal(1).label("requests"),
+        case((rows.status == "cancelled", 1), else_=0).label("cancelled"),
+        case((rows.status == "failed", 1), else_=0).label("failed"),
+        *(getattr(rows, name).label(name) for name in FIGURES[3:]),
+    ]

@@ -1,0 +1,77 @@
+"""When a request that arrives now would have its first token: a prediction from plain figures.
+
+Two things can be short. Without a free place, one has to be left for every request that comes
+before: answers of the usual length, decoded in a full batch. And prompts are computed at the rate
+that the step-time model gives for chunks beside the decodes that run. The adapter's way to the
+device goes on meanwhile.
+"""
+
+import math
+from dataclasses import dataclass
+
+from engine.backlog import Work
+from engine.step_time import StepShape, StepTimes
+
+ANSWER_MEMORY = 0.05
+FIRST_GUESS_TOKENS = 64.0
+
+
+class AnswerLength:
+    """Tokens of a usual answer, smoothed over those that ended."""
+
+    def __init__(self) -> None:
+        self.tokens = FIRST_GUESS_TOKENS
+        self._seen = 0
+
+    def observe(self, tokens: int) -> None:
+        """The first ones count as in a plain mean, the guess as one of them."""
+        self._seen += 1
+        self.tokens += max(ANSWER_MEMORY, 1.0 / (self._seen + 1)) * (tokens - self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The engine as a newcomer finds it."""
+
+    ahead: Work  # waiting, and served before it
+    prefilling_tokens: int  # of running sequences, still to be computed
+    own_tokens: int
+    free_places: int
+    decodes: StepShape  # a step of everything that runs, without prompts
+    chunk: int  # prompt tokens that a step takes beside them
+    answer_tokens: float
+    adapter_ms: float  # until its adapter is usable
+
+
+def first_token_ms(standing: Standing, times: StepTimes) -> float:
+    """Milliseconds from now; 0 while the model knows nothing."""
+    if not times.known:
+        return 0.0
+    waited_for = max(0.0, standing.ahead.requests + 1.0 - standing.free_places)
+    tokens = standing.ahead.tokens + standing.prefilling_tokens
+    place_ms = waited_for * _place_ms(standing, times) if waited_for else 0.0
+    before_ms = max(standing.adapter_ms, place_ms + tokens * _prompt_token_ms(standing, times))
+    own_steps = math.ceil(standing.own_tokens / max(1, standing.chunk))
+    count = math.ceil(standing.own_tokens / own_steps)
+    middle = standing.own_tokens // 2  # a chunk of the prompt's middle attends to half of it
+    own_ms = own_steps * times.mean_ms(standing.decodes.with_chunk(middle, count))
+    # it arrives in the middle of a step
+    return before_ms + own_ms + 0.5 * times.mean_ms(standing.decodes)
+
+
+def _place_ms(standing: Standing, times: StepTimes) -> float:
+    """How often a place becomes free: each running answer takes its share of every step."""
+    rows = max(1, standing.decodes.decode_rows)
+    return standing.answer_tokens * times.mean_ms(standing.decodes) / rows
+
+
+def _prompt_token_ms(standing: Standing, times: StepTimes) -> float:
+    """A prompt token's share of a step with a full chunk.
+
+    While places are waited for, the decodes' part of the steps is in the waits already.
+    """
+    chunk = max(1, standing.chunk)
+    step_ms = times.mean_ms(standing.decodes.with_chunk(0, chunk))
+    if standing.ahead.requests + 1.0 > standing.free_places:
+        step_ms -= times.mean_ms(standing.decodes)
+    return max(0.0, step_ms) / chunk

@@ -1,0 +1,172 @@
+"""Weights that a Hugging Face folder stores quantized: AWQ, GPTQ and compressed-tensors' fp8.
+
+AWQ's GEMM layout packs eight columns of the output into an int32, in the order 0 2 4 6 1 3 5 7;
+GPTQ packs eight rows of the input, in order. Both keep their matrices transposed, [in, out].
+GPTQ stores each zero less one, except in its second format.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.model.config import CheckpointRefused
+from engine.model.quantization import Floats, decode
+from engine.model.weights import Fp8Weight, GroupedWeight, Weight
+
+_AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])
+_FLOATS = ("F32", "F16", "BF16")
+
+Tensors = Callable[[str], "StoredTensor | None"]
+"""A folder's tensor by its full name."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A safetensors entry; `data` is its mapped bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
+
+    def floats(self) -> Floats:
+        """fp32 of its shape. Raises CheckpointRefused for other than floating-point numbers."""
+        if self.dtype not in _FLOATS:
+            raise CheckpointRefused(f"a scale is {self.dtype}: F32, F16 or BF16 is due")
+        columns = self.shape[-1] if self.shape else 1
+        return decode(self.dtype, self.data.reshape(max(1, self.data.size // self._row_bytes), -1),
+                      columns).reshape(self.shape)  # fmt: skip
+
+    @property
+    def _row_bytes(self) -> int:
+        return (self.shape[-1] if self.shape else 1) * (4 if self.dtype == "F32" else 2)
+
+    def words(self) -> npt.NDArray[np.uint32]:
+        """The bits of an int32 tensor."""
+        if self.dtype not in ("I32", "U32"):
+            raise CheckpointRefused(f"packed codes are {self.dtype}: I32 is due")
+        return np.ascontiguousarray(self.data).view("<u4").reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """What a folder's `quantization_config` says."""
+
+    method: Literal["awq", "gptq", "fp8"]
+    zeros_less_one: bool = False
+
+    def weight(self, module: str, tensors: Tensors) -> Weight | None:
+        """None when this module is stored plain. `module`: without its `.weight`."""
+        if self.method == "fp8":
+            return _fp8(module, tensors)
+        if tensors(f"{module}.qweight") is None:
+            return None
+        return self._awq(module, tensors) if self.method == "awq" else self._gptq(module, tensors)
+
+    def _awq(self, module: str, tensors: Tensors) -> Weight:
+        def columns(name: str) -> npt.NDArray[np.uint8]:
+            nibbles = _nibbles(_due(module, name, tensors).words())
+            return nibbles[..., np.argsort(_AWQ_ORDER)].reshape(nibbles.shape[0], -1)
+
+        q, zero = columns("qweight"), columns("qzeros")
+        scale = _due(module, "scales", tensors).floats()
+        _check_groups(module, q.shape, scale.shape, zero.shape)
+        return GroupedWeight(
+            np.ascontiguousarray(q.T), scale.T.copy(), zero.T.astype(np.float32), None
+        )
+
+    def _gptq(self, module: str, tensors: Tensors) -> Weight:
+        words = _due(module, "qweight", tensors).words()
+        q = _nibbles(words.T).reshape(words.shape[1], -1)  # [out, in]
+        zeros = _nibbles(_due(module, "qzeros", tensors).words())
+        zero = zeros.reshape(zeros.shape[0], -1).astype(np.float32) + self.zeros_less_one
+        scale = _due(module, "scales", tensors).floats()
+        _check_groups(module, q.shape[::-1], scale.shape, zero.shape)
+        groups = _column_groups(module, tensors, q.shape[1], scale.shape[0])
+        return GroupedWeight(q, scale.T.copy(), zero.T.copy(), groups)
+
+
+def packing_of(raw: dict[str, Any]) -> Packing | None:
+    """Reads `quantization_config` of config.json. Raises CheckpointRefused by the part's name."""
+    given = raw.get("quantization_config")
+    if not given:
+        return None
+    method = given.get("quant_method")
+    if method == "compressed-tensors":
+        return _compressed(given)
+    if method not in ("awq", "gptq"):
+        raise CheckpointRefused(
+            f"quant_method {method!r} is not supported: awq, gptq, compressed-tensors"
+        )
+    if given.get("bits", given.get("w_bit")) != 4:
+        raise CheckpointRefused(f"{method} with {given.get('bits')} bits is not supported: 4")
+    if method == "awq" and str(given.get("version", "gemm")).lower() != "gemm":
+        raise CheckpointRefused(f"awq version {given['version']!r} is not supported: gemm")
+    first_format = given.get("checkpoint_format", "gptq") == "gptq"
+    return Packing(method, zeros_less_one=method == "gptq" and first_format)
+
+
+def _compressed(given: dict[str, Any]) -> Packing:
+    if given.get("format") != "float-quantized":
+        raise CheckpointRefused(
+            f"compressed-tensors format {given.get('format')!r} is not supported: float-quantized"
+        )
+    for group in (given.get("config_groups") or {}).values():
+        weights = group.get("weights") or {}
+        strategy = weights.get("strategy")
+        if weights.get("num_bits") != 8 or strategy not in ("tensor", "channel"):
+            raise CheckpointRefused(
+                f"compressed-tensors strategy {strategy!r} with {weights.get('num_bits')} bits is "
+                "not supported: tensor or channel with 8"
+            )
+    return Packing("fp8")
+
+
+def _fp8(module: str, tensors: Tensors) -> Weight | None:
+    stored = tensors(f"{module}.weight")
+    if stored is None or stored.dtype != "F8_E4M3":
+        return None
+    scale = _due(module, "weight_scale", tensors).floats()
+    if scale.size not in (1, stored.shape[0]):
+        raise CheckpointRefused(f"{module}.weight_scale has shape {list(scale.shape)}")
+    return Fp8Weight(stored.data.reshape(stored.shape), scale.reshape(-1, 1))
+
+
+def _nibbles(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """[..., n] words -> [..., n, 8] codes, the lowest first."""
+    shifts = np.arange(0, 32, 4, dtype=np.uint32)
+    return ((np.ascontiguousarray(words)[..., None] >> shifts) & 15).astype(np.uint8)
+
+
+def _column_groups(
+    module: str, tensors: Tensors, columns: int, groups: int
+) -> npt.NDArray[np.int64] | None:
+    """Each column's group, or None when they follow one another."""
+    stored = tensors(f"{module}.g_idx")
+    if stored is None:
+        return None
+    index = stored.words().astype(np.int64)
+    if index.shape != (columns,) or index.max(initial=0) >= groups:
+        raise CheckpointRefused(f"{module}.g_idx does not give each column one of {groups} groups")
+    in_order = np.array_equal(index, np.arange(columns) // (columns // groups))
+    return None if in_order else index
+
+
+def _check_groups(
+    module: str, codes: tuple[int, ...], scale: tuple[int, ...], zero: tuple[int, ...]
+) -> None:
+    """codes: (in, out); scale and zero: (in / group, out)."""
+    if scale != zero or scale[1:] != codes[1:] or not scale[0] or codes[0] % scale[0]:
+        raise CheckpointRefused(
+            f"{module} has codes of {list(codes)}, scales of {list(scale)} and zeros of "
+            f"{list(zero)}, which do not fit together"
+        )
+
+
+def _due(module: str, part: str, tensors: Tensors) -> StoredTensor:
+    stored = tensors(f"{module}.{part}")
+    if stored is None:
+        raise CheckpointRefused(f"{module} is quantized and has no {part}")
+    return stored

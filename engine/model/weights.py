@@ -1,0 +1,116 @@
+"""A base model's matrices and vectors in the form in which a checkpoint stores them."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.model.quantization import (
+    GROUP,
+    INT4_TYPES,
+    Floats,
+    Int4Codes,
+    decode,
+    decode_fp8,
+    int4_codes,
+)
+
+
+class Weight(ABC):
+    """One matrix [out, in] or vector [out]."""
+
+    shape: tuple[int, ...]
+
+    @property
+    def columns(self) -> int:
+        return self.shape[-1]
+
+    @abstractmethod
+    def decode(self, start: int = 0, stop: int | None = None) -> Floats:
+        """fp32 [rows, in] of rows start..stop, a vector as [in]."""
+
+    @abstractmethod
+    def take(self, indices: npt.NDArray[np.int64]) -> Floats:
+        """fp32 [n, in] of single rows."""
+
+    def int4(self) -> Int4Codes | None:
+        """The 4-bit codes, or None when it is not stored as 4-bit groups of its columns."""
+        return None
+
+
+class BlockWeight(Weight):
+    """Rows of blocks as in a GGUF file; plain numbers are blocks of one."""
+
+    def __init__(self, type_name: str, rows: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> None:
+        """`rows`: uint8 [out, row_bytes]; a vector is one row."""
+        self.type = type_name
+        self.rows = rows
+        self.shape = shape
+
+    def decode(self, start: int = 0, stop: int | None = None) -> Floats:
+        values = decode(self.type, self.rows[start:stop], self.columns)
+        return values[0] if len(self.shape) == 1 else values
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Floats:
+        return decode(self.type, self.rows[indices], self.columns)
+
+    def int4(self) -> Int4Codes | None:
+        if self.type not in INT4_TYPES or len(self.shape) != 2:
+            return None
+        return int4_codes(self.type, self.rows, self.columns)
+
+
+class GroupedWeight(Weight):
+    """4-bit codes with a scale and a zero for each group of columns: w = scale (q - zero)."""
+
+    def __init__(
+        self,
+        q: npt.NDArray[np.uint8],
+        scale: Floats,
+        zero: Floats,
+        groups: npt.NDArray[np.int64] | None,
+    ) -> None:
+        """q: [out, in], 0..15; scale, zero: [out, in / group].
+
+        `groups`: [in], each column's group where columns were quantized in another order.
+        """
+        self.shape = q.shape
+        self._q, self._scale, self._zero, self._groups = q, scale, zero, groups
+        self._group = q.shape[1] // scale.shape[1]
+
+    def decode(self, start: int = 0, stop: int | None = None) -> Floats:
+        return self._decode(slice(start, stop))
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Floats:
+        return self._decode(indices)
+
+    def _decode(self, rows: slice | npt.NDArray[np.int64]) -> Floats:
+        q = self._q[rows].astype(np.float32)
+        if self._groups is not None:
+            return (q - self._zero[rows][:, self._groups]) * self._scale[rows][:, self._groups]
+        grouped = q.reshape(q.shape[0], -1, self._group)
+        grouped = (grouped - self._zero[rows][..., None]) * self._scale[rows][..., None]
+        return grouped.reshape(q.shape)
+
+    def int4(self) -> Int4Codes | None:
+        """Larger groups become several of 32 with the same scale."""
+        if self._groups is not None or self._group % GROUP:
+            return None
+        scale = np.repeat(self._scale, self._group // GROUP, axis=1)
+        zero = np.repeat(self._zero, self._group // GROUP, axis=1)
+        return Int4Codes(self._q, scale, (8.0 - zero) * scale)
+
+
+class Fp8Weight(Weight):
+    """e4m3 numbers with one scale a matrix or one a row."""
+
+    def __init__(self, rows: npt.NDArray[np.uint8], scale: Floats) -> None:
+        """rows: uint8 [out, in]; scale: [1, 1] or [out, 1]."""
+        self.shape = rows.shape
+        self._rows, self._scale = rows, np.broadcast_to(scale, (rows.shape[0], 1))
+
+    def decode(self, start: int = 0, stop: int | None = None) -> Floats:
+        return decode_fp8(self._rows[start:stop]) * self._scale[start:stop]
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Floats:
+        return decode_fp8(self._rows[indices]) * self._scale[indices]

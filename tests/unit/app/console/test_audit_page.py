@@ -1,0 +1,79 @@
+"""The audit page: one's own tenant's events, and cells that are no formulas."""
+
+import csv
+import io
+
+import httpx
+import pytest
+
+from app.audit import service
+from app.platform import Platform
+from app.tenants.models import Tenant
+from tests.factories import make_tenant, make_user, sign_in
+
+
+async def happened(platform: Platform, tenant_id: str, action: str, target: str) -> None:
+    await service.record_alone(
+        platform.db, actor="test", action=action, target=target, tenant_id=tenant_id
+    )
+
+
+async def enter(
+    platform: Platform, client: httpx.AsyncClient, tenant: Tenant | None = None, **user: str
+) -> None:
+    """A session of a new user: an operator without a tenant."""
+    client.cookies.clear()
+    client.cookies.update(await sign_in(platform, await make_user(platform, tenant, **user)))
+
+
+async def test_a_tenant_reads_its_own_events_and_an_operator_everybodys(
+    platform: Platform, client: httpx.AsyncClient
+) -> None:
+    ours, theirs = await make_tenant(platform), await make_tenant(platform)
+    await happened(platform, ours.id, "key.create", "our-thing")
+    await happened(platform, theirs.id, "key.create", "their-thing")
+    await enter(platform, client, ours, role="tenant_viewer")
+    page = await client.get("/console/audit")
+    assert "our-thing" in page.text
+    assert "their-thing" not in page.text
+    exported = await client.get("/console/audit/export.csv")
+    assert "their-thing" not in exported.text
+    await enter(platform, client)
+    assert "their-thing" in (await client.get("/console/audit")).text
+
+
+async def test_a_filter_that_fits_nothing_says_so(
+    platform: Platform, client: httpx.AsyncClient
+) -> None:
+    await enter(platform, client)
+    page = await client.get("/console/audit?action=no.such")
+    assert "No such event" in page.text
+
+
+@pytest.mark.parametrize("target", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx"])
+async def test_no_cell_of_the_export_is_a_formula(
+    platform: Platform, client: httpx.AsyncClient, target: str
+) -> None:
+    tenant = await make_tenant(platform)
+    await happened(platform, tenant.id, "key.create", target)
+    await enter(platform, client, tenant, role="tenant_admin")
+    exported = await client.get("/console/audit/export.csv?action=key.create")
+    (row,) = list(csv.DictReader(io.StringIO(exported.text)))
+    assert row["target"] == "'" + target
+
+
+async def test_nobody_reads_it_signed_out(client: httpx.AsyncClient) -> None:
+    for path in ("audit", "audit/export.csv", "overview", "limits"):
+        answer = await client.get(f"/console/{path}")
+        assert answer.status_code == 303, path
+        assert answer.headers["location"].startswith("/console/sign-in"), path
+
+
+async def test_every_tenant_page_shows_itself_to_a_viewer(
+    platform: Platform, client: httpx.AsyncClient
+) -> None:
+    await enter(platform, client, await make_tenant(platform), role="tenant_viewer")
+    for path in ("overview", "overview?span=1h", "overview?span=30d", "limits", "audit"):
+        answer = await client.get(f"/console/{path}")
+        assert answer.status_code == 200, path
+    assert (await client.get("/console/overview?span=1y")).status_code == 400
