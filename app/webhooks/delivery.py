@@ -109,6 +109,9 @@ async def _prepare(platform: DeliveryPlatform, delivery_id: str, hinted: bool) -
         endpoint = await repository.endpoint(session, row.endpoint_id, None)
         if endpoint is None:
             return "gone"
+        if endpoint.status != repository.ENABLED:
+            await repository.bury(session, endpoint.id, now)
+            return "disabled"
         if hinted and endpoint.failing_since is not None:
             return "left to the sweep"
         lease_until = now + timedelta(seconds=LEASE_S)

@@ -107,13 +107,18 @@ async def disable(session: AsyncSession, endpoint_id: str, reason: str, now: dat
         .values(status=DISABLED, disabled_reason=reason, updated_at=now)
         .execution_options(synchronize_session="fetch")
     )
+    await bury(session, endpoint_id, now)
+    return _affected(result) == 1
+
+
+async def bury(session: AsyncSession, endpoint_id: str, now: datetime) -> None:
+    """What is still to be sent to a disabled endpoint is dead."""
     await session.execute(
         update(WebhookDelivery)
         .where(WebhookDelivery.endpoint_id == endpoint_id, WebhookDelivery.state == PENDING)
         .values(state=DEAD, code="endpoint_disabled", finished_at=now, lease_until=None)
         .execution_options(synchronize_session=False)
     )
-    return _affected(result) == 1
 
 
 async def count_by_secret_version(session: AsyncSession, now: datetime) -> dict[int, int]:

@@ -185,6 +185,19 @@ class TestFailures:
         assert (shown["enabled"], shown["disabled_reason"]) == (False, "gone")
         assert {d["state"] for d in await hooks.deliveries(webhook)} == {"dead"}
 
+    async def test_what_was_written_while_it_was_being_disabled_is_not_sent(
+        self, hooks: Hooks, receiver: Receiver, platform: Platform
+    ) -> None:
+        webhook, _ = await hooks.register(receiver.url())
+        await hooks.test(webhook)
+        async with platform.db.transaction() as session:
+            row = await repository.endpoint(session, webhook, None)
+            assert row is not None
+            row.status = repository.DISABLED
+        await hooks.sweep()
+        assert receiver.received == []
+        assert [d["code"] for d in await hooks.deliveries(webhook)] == ["endpoint_disabled"]
+
     async def test_a_worker_that_died_leaves_it_to_the_next(
         self, hooks: Hooks, receiver: Receiver, platform: Platform, clock: FrozenClock
     ) -> None:
