@@ -37,6 +37,7 @@ router = APIRouter()
 
 WebhookId = Annotated[str, Path(max_length=64)]
 DeliveryId = Annotated[str, Path(max_length=64)]
+TenantId = Annotated[str | None, Query(max_length=40, pattern=r"^[^\x00]*$")]
 State = Annotated[DeliveryState | None, Query()]
 
 
@@ -218,7 +219,7 @@ async def list_all_webhooks(
     _: OperatorCaller,
     session: ReadSession,
     page: PageDep,
-    tenant_id: Annotated[str | None, Query(max_length=40)] = None,
+    tenant_id: TenantId = None,
 ) -> OperatorWebhookList:
     """Every tenant's webhooks, or one tenant's."""
     rows = await repository.page_endpoints(
@@ -235,7 +236,7 @@ async def list_all_deliveries(
     _: OperatorCaller,
     session: ReadSession,
     page: PageDep,
-    tenant_id: Annotated[str | None, Query(max_length=40)] = None,
+    tenant_id: TenantId = None,
     state: State = None,
 ) -> DeliveryList:
     """Deliveries of all tenants, such as those that are dead."""

@@ -10,7 +10,8 @@ from app.webhooks.sender import MAX_URL_CHARACTERS, Code
 
 Url = Annotated[str, Field(min_length=1, max_length=MAX_URL_CHARACTERS)]
 Events = Annotated[list[EventType], Field(min_length=1, max_length=20)]
-Description = Annotated[str, Field(max_length=200)]
+Description = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""One line; PostgreSQL has no text with a NUL."""
 DeliveryState = Literal["pending", "delivered", "dead"]
 
 

@@ -1,5 +1,6 @@
 """A tenant's endpoints and their deliveries. The tenant comes from the caller alone."""
 
+import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -20,6 +21,7 @@ from app.webhooks.signing import new_secret
 
 log = structlog.get_logger(__name__)
 
+ID = re.compile(r"[a-z]{3}_[0-9a-z]{1,36}", re.ASCII)
 MAX_PENDING = 100
 """Deliveries of one endpoint that may wait when somebody asks for another by hand."""
 
@@ -102,7 +104,9 @@ async def list_endpoints(session: AsyncSession, caller: Caller) -> Sequence[Webh
 async def find(session: AsyncSession, caller: Caller, endpoint_id: str) -> WebhookEndpoint:
     """Raises NotFound, the same for a foreign endpoint and an unknown one."""
     require_whole_tenant(caller)
-    row = await repository.endpoint(session, endpoint_id, caller.tenant_id)
+    row = None
+    if ID.fullmatch(endpoint_id):
+        row = await repository.endpoint(session, endpoint_id, caller.tenant_id)
     if row is None:
         raise webhook_not_found(endpoint_id)
     return row
@@ -230,7 +234,9 @@ async def resend(
     """Makes a delivery due now, with all its attempts before it again."""
     require_writer(caller)
     row = await find(session, caller, endpoint_id)
-    delivery = await repository.delivery(session, delivery_id, row.id)
+    delivery = None
+    if ID.fullmatch(delivery_id):
+        delivery = await repository.delivery(session, delivery_id, row.id)
     if delivery is None:
         raise NotFound(
             f"The webhook has no delivery {delivery_id[:64]!r}; its deliveries are listed, and "
@@ -274,7 +280,9 @@ async def disable_any(
     session: AsyncSession, caller: Caller, endpoint_id: str, *, now: datetime
 ) -> WebhookEndpoint:
     """An operator stops messages to an endpoint of any tenant."""
-    row = await repository.endpoint(session, endpoint_id, None)
+    row = None
+    if ID.fullmatch(endpoint_id):
+        row = await repository.endpoint(session, endpoint_id, None)
     if row is None:
         raise NotFound(
             f"There is no webhook {endpoint_id[:64]!r}; GET /admin/v1/webhooks lists them.",

@@ -3,6 +3,7 @@
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI
 from sqlalchemy import text
 
@@ -69,6 +70,8 @@ class TestRegistering:
             ({"events": ["version.ready", "x"]}, (400, "invalid_value", "events[1]")),
             ({"events": "version.ready"}, (400, "invalid_value", "events")),
             ({"description": "x" * 201}, (400, "invalid_value", "description")),
+            ({"description": "a\0b"}, (400, "invalid_value", "description")),
+            ({"url": "https://example.com/\0"}, (400, "invalid_webhook_url", "url")),
             ({"secret": "mine"}, (400, "unknown_field", "secret")),
         ]
 
@@ -175,6 +178,29 @@ class TestWhoMay:
             assert refusal(answer)[:2] == (403, "key_scope"), path
         made = await scoped.send("POST", "", {"url": receiver.url(), "events": EVENTS})
         assert refusal(made)[:2] == (403, "key_scope")
+
+
+class TestWhatIsNoId:
+    """Asked of PostgreSQL too, which takes no text with a NUL."""
+
+    @pytest.fixture
+    def database_url(self, any_database_url: str) -> str:
+        return any_database_url
+
+    async def test_it_is_an_unknown_one_or_names_the_field(
+        self, hooks: Hooks, receiver: Receiver, platform: Platform
+    ) -> None:
+        webhook, _ = await hooks.register(receiver.url())
+        for id_ in ("x", "%00", "whe_%00", "w" * 65, "whe_%F0%9F%90%88"):
+            answer = await hooks.send("GET", f"/{id_}")
+            assert answer.status_code in (400, 404), id_
+            resent = await hooks.send("POST", f"/{webhook}/deliveries/{id_}/resend")
+            assert resent.status_code in (400, 404), id_
+        page = await hooks.send("GET", f"/{webhook}/deliveries?after=%00")
+        assert refusal(page) == (400, "invalid_value", "after")
+        operator = bearer(await make_key(platform, None))
+        everyones = await hooks.client.get("/admin/v1/webhooks?tenant_id=%00", headers=operator)
+        assert refusal(everyones) == (400, "invalid_value", "tenant_id")
 
 
 class TestOperators:
