@@ -7,6 +7,8 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 
+from app import openapi
+
 WEB = Path(__file__).resolve().parent.parent / "web"
 """Templates and static files, beside the packages in a checkout and in an installation."""
 _PAGE = """<!doctype html>
@@ -38,4 +40,4 @@ def install(app: FastAPI) -> None:
     @app.get("/docs/openapi.json", include_in_schema=False)
     async def document() -> JSONResponse:
         # The first call takes most of a second; streams go on meanwhile.
-        return JSONResponse(await asyncio.to_thread(app.openapi))
+        return JSONResponse(await asyncio.to_thread(openapi.document, app))

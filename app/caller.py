@@ -26,6 +26,7 @@ class TenantLimits:
     weight: float = 1.0
     ttft_ms: float | None = None
     tpot_ms: float | None = None
+    budget_percentile: float = 0.95  # the share of requests that keep the budget
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from app.processes import curve_dir
 from app.settings import Settings, is_loopback_host
+from engine import tracing
 
 MIN_TOKEN_CHARACTERS = 16
 NETWORK_FILESYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs"})
@@ -174,6 +175,14 @@ def _files(settings: Settings) -> Iterator[Problem]:
 
 
 def _transport(settings: Settings) -> Iterator[Problem]:
+    if settings.tracing and not tracing.installed():
+        yield Problem(
+            "refuse",
+            "tracing_not_installed",
+            "LORAMUX_TRACING",
+            "LORAMUX_TRACING is on and its packages are not installed; run "
+            "`pip install 'loramux[tracing]'`.",
+        )
     for name, url in (
         ("LORAMUX_REDIS_URL", settings.redis_url or ""),
         ("LORAMUX_DATABASE_URL", settings.database_url),

@@ -13,6 +13,7 @@ import secrets
 import stat
 import threading
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol
@@ -112,6 +113,10 @@ class FileSource:
             pass
         finally:
             draft.unlink()
+
+    def changed_at(self) -> datetime:
+        """When the file was last written, by its time stamp."""
+        return datetime.fromtimestamp(self.path.stat().st_mtime, UTC)
 
     def rotate(self) -> int:
         """Adds a version, which signs from now on; the old ones stay. Returns its number."""

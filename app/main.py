@@ -23,7 +23,9 @@ from app.logging import configure_logging
 from app.middleware import BodyLimits, BodyRule, RequestContext, SameOrigin, SecurityHeaders
 from app.platform import Platform, open_platform
 from app.settings import Settings, get_settings
+from app.tracing import TraceRequests
 from app.users import sessions
+from engine.tracing import open_tracing
 
 DOMAINS = (
     "tenants",
@@ -52,6 +54,7 @@ def create_app(settings: Settings | None = None, *, platform: Platform | None = 
         settings = settings or get_settings()
         configure_logging(settings.log_level)
         platform = open_platform(settings)
+        platform.tracing = open_tracing("loramux-api") if settings.tracing else None
     settings = platform.settings
     app = FastAPI(
         title="loramux",
@@ -95,6 +98,8 @@ def _surround(app: FastAPI, platform: Platform) -> None:
     app.add_middleware(SameOrigin, public_url=settings.public_url, paths=("/console", "/admin/"))
     app.add_middleware(DrainGate, drain=platform.drain)
     app.add_middleware(SecurityHeaders, https=settings.https)
+    if platform.tracing is not None:
+        app.add_middleware(TraceRequests, tracing=platform.tracing)
     app.add_middleware(RequestContext, clock=platform.clock)
     if settings.trusted_proxies:
         app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=settings.trusted_proxies)
@@ -121,6 +126,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     platform: Platform = app.state.platform
     async with AsyncExitStack() as stack:
         stack.push_async_callback(platform.close)
+        if platform.tracing is not None:
+            stack.push_async_callback(asyncio.to_thread, platform.tracing.close)
         for module in _files("lifespan"):
             await stack.enter_async_context(module.lifespan(platform))
         stack.push_async_callback(_last_flush, platform)

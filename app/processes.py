@@ -62,6 +62,8 @@ def engine_command(settings: Settings, listen: str) -> ProcessCommand:
         "threads": settings.engine_threads,
         "drain-ms": settings.drain_grace_s * 1000,
     }
+    if settings.tracing:
+        options["tracing"] = "true"
     if listen.startswith("tcp://"):
         options["curve-dir"] = curve_dir(settings)
     flags = [f"--{name}={value}" for name, value in options.items()]

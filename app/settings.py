@@ -124,6 +124,9 @@ class Settings(BaseSettings):
     # ------------------------------------------------------------------ base model and engines
     base_model: Path = Field(default_factory=packaged_base_model)
     """A GGUF file or a Hugging Face checkpoint folder."""
+    tool_format: Literal["auto", "hermes", "none"] = "auto"
+    """How the base model writes tool calls. `auto` finds Hermes' format in its chat template;
+    `hermes` shows tools to a ChatML model whose template has none; `none` refuses tools."""
     engines: CommaList = Field(default_factory=_default_engine)
     """Addresses of the engines (comma separated): `ipc://path` or `tcp://host:port`."""
     engine_base_models: CommaList = []
@@ -156,8 +159,9 @@ class Settings(BaseSettings):
     """Time that one validation check may take."""
     validation_memory_bytes: int = Field(default=4096 * _MIB, ge=256 * _MIB)
     """Address space of the process that runs one validation check."""
-    validation_lease_s: float = Field(default=180.0, gt=0)
-    """After this time without a sign of life a validation is given to another worker."""
+    validation_lease_s: float = Field(default=30.0, gt=0)
+    """After this time without a sign of life a validation is given to another worker; the one that
+    works on it renews its lease three times as often."""
     validation_attempts: int = Field(default=3, ge=1)
     """Attempts before a validation is marked `failed`."""
     validation_divergence_warn_nats: float = Field(default=8.0, gt=0)
@@ -175,8 +179,10 @@ class Settings(BaseSettings):
     """Largest `n`."""
     max_logit_bias: int = Field(default=300, ge=0)
     """Most entries of `logit_bias`."""
+    max_tools: int = Field(default=128, ge=1)
+    """Most tools of one request, and most calls in one of its messages."""
     max_schema_bytes: int = Field(default=64 * 1024, ge=64)
-    """Largest JSON schema of `response_format` or of a tool's parameters."""
+    """Largest JSON schema of `response_format`, and most bytes of all `tools` together."""
     max_stop_strings: int = Field(default=4, ge=0)
     """Most stop strings."""
     max_stop_characters: int = Field(default=256, ge=1)
@@ -258,6 +264,9 @@ class Settings(BaseSettings):
     """The same for beat, which leaves a sign whenever it looks at its timetable."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line that is written."""
+    tracing: bool = False
+    """Send OpenTelemetry traces by OTLP over HTTP, as the usual `OTEL_*` variables say. Needs the
+    extra `tracing`."""
     metrics_tenants: int = Field(default=50, ge=1, le=1000)
     """Tenants that have series of their own in `/metrics`; the rest is `other`."""
     metrics_adapters: int = Field(default=100, ge=1, le=1000)

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 from celery import Celery
 from celery.beat import PersistentScheduler
-from celery.signals import setup_logging, worker_ready
+from celery.signals import setup_logging, task_postrun, task_prerun, worker_ready
 
 from app.adapters import tasks as adapter_tasks
 from app.adapters.resources import Resources
@@ -40,6 +40,7 @@ from engine.types import ModelDescription
 log = structlog.get_logger("loramux.worker")
 
 SWEEP_S = 10.0
+BASE_S = 30.0
 USAGE_SWEEP_S = 30.0
 ROLL_UP_S = 3600.0
 WEBHOOK_SWEEP_S = 10.0
@@ -109,7 +110,7 @@ def run(settings: Settings, celery: Celery, name: str, work: Work) -> None:
 
     result = str(asyncio.run(main()))[:200]
     write = log.info if name == VALIDATE_TASK else log.debug  # sweeps come every few seconds
-    write("task_done", task=name, result=result)
+    write("task_done", result=result)
 
 
 async def _clean_sessions(platform: Platform, _resources: Resources) -> str:
@@ -121,6 +122,7 @@ async def _clean_sessions(platform: Platform, _resources: Resources) -> str:
 PERIODIC: dict[str, tuple[float, Work]] = {
     "adapters.sweep": (SWEEP_S, lambda _, resources: adapter_tasks.sweep(resources)),
     "adapters.clean": (CLEAN_S, lambda _, resources: adapter_tasks.clean(resources)),
+    "adapters.base": (BASE_S, lambda _, resources: adapter_tasks.follow_base(resources)),
     "usage.sweep": (USAGE_SWEEP_S, lambda platform, _: close_expired(platform)),
     "usage.roll_up": (ROLL_UP_S, lambda platform, _: roll_up(platform.db, platform.clock)),
     "users.clean": (CLEAN_S, _clean_sessions),
@@ -187,6 +189,17 @@ class Timetable(PersistentScheduler):
 def _touch(sign: Path) -> None:
     sign.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     sign.touch()
+
+
+@task_prerun.connect
+def _name_the_task(task_id: str, task: Any, **_: object) -> None:
+    """Every line that the task writes carries its id."""
+    structlog.contextvars.bind_contextvars(task_id=task_id, task=task.name)
+
+
+@task_postrun.connect
+def _forget_the_task(**_: object) -> None:
+    structlog.contextvars.unbind_contextvars("task_id", "task")
 
 
 @setup_logging.connect

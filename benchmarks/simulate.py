@@ -62,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     simulated_ms = 0.0
     for cell in _cells(arguments):
         config = engine_config(device)
-        rate = cell.load * measured_capacity(device, config, cell.workload)
+        capacity = arguments.capacity or measured_capacity(device, config, cell.workload)
+        rate = cell.load * capacity
         requests = generate(
             cell.workload,
             rate_per_s=rate,
@@ -135,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--ranks", nargs="+", choices=list(RANKS), default=["mix"])
     add("--adapters", nargs="+", type=int, default=[100])
     add("--load", nargs="+", type=float, default=[0.8], help="share of the measured capacity")
+    add("--capacity", type=float, help="requests/s at load 1, instead of measuring them")
     add("--policy", nargs="+", choices=POLICIES, help=f"default: {POLICIES[0]}")
     add("--tenants", type=int, default=20)
     add("--cv", type=float, default=1.0, help="of the gaps: 1 Poisson, 4 bursty")

@@ -8,18 +8,20 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
+from engine import log_lines
 from engine.clock import SystemClock
 from engine.config import EngineConfig
 from engine.curve import load_engine_curve
 from engine.errors import EngineError
 from engine.server import Core, EngineServer, ServerOptions
+from engine.tracing import open_tracing
 from engine.types import ModelDescription
 
 _log = logging.getLogger("engine")
 
 
 def server_options(config: EngineConfig) -> ServerOptions:
-    """What the process needs of the configuration. Raises CurveKeyError."""
+    """What the process needs of the configuration. Raises CurveKeyError and TracingUnavailable."""
     return ServerOptions(
         listen=config.listen,
         journal_path=config.journal_path or config.data_dir / "engine.journal",
@@ -28,6 +30,7 @@ def server_options(config: EngineConfig) -> ServerOptions:
         client_timeout_ms=config.client_timeout_ms,
         drain_ms=config.drain_ms,
         outbox_messages=config.outbox_messages,
+        tracing=open_tracing("loramux-engine") if config.tracing else None,
     )
 
 
@@ -107,7 +110,7 @@ def drain_on_sigterm(server: EngineServer) -> None:
 
 def main() -> int:
     """Exit status 0 after a drain, 2 when the engine could not start."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    log_lines.configure()
     config = EngineConfig.from_args()
     try:
         server = EngineServer(server_options(config))

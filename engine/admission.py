@@ -113,9 +113,11 @@ def refuse_late(
     """The refusal of a request whose budget cannot be kept, or None.
 
     `margin`: what predictions for this tenant are multiplied with. Without a budget nobody is
-    refused, nor while the step-time model knows nothing.
+    refused, nor while the step-time model has seen too little.
     """
     budget = call.request.budget
+    if not times.trusted:
+        return None
     if budget.tpot_ms is not None and (alone_ms := queue.smallest_step_ms(call)) > budget.tpot_ms:
         return RequestRefused(
             f"A token takes about {alone_ms:.1f} ms here even alone; the budget is "
@@ -124,7 +126,7 @@ def refuse_late(
             field="loramux.tpot_ms",
             retry_after_ms=NEVER_RETRY_MS,
         )
-    if budget.ttft_ms is None or not times.known:
+    if budget.ttft_ms is None:
         return None
     left_ms = budget.ttft_ms - call.request.waited_ms
     if margin * first_token_ms(queue.standing(call, now_ms, everybody=True), times) <= left_ms:

@@ -3,8 +3,8 @@
 Of the requests that carry a budget, those that kept it and those that did not are counted by
 tenant. Two answers come back. `gain`: a tenant below its percentile is given more way, one above
 it can wait. `margin`: what a predicted wait is multiplied with at admission; it grows with every
-miss and shrinks with every hit, in the proportion in which the percentile allows misses, so that
-it settles where the promised share is kept, however the prediction errs (quantile tracking).
+miss and shrinks with every hit, in the proportion of the misses aimed at, so that it settles where
+the promised share is kept, however the prediction errs (quantile tracking).
 """
 
 from collections import OrderedDict
@@ -20,6 +20,8 @@ MEMORY = 0.05
 ENOUGH = 10
 """Requests before the smoothed attainment has a say."""
 MARGIN_RATE = 0.15
+MISSES_AIMED_AT = 0.5
+"""Of the misses that the percentile allows, so many are aimed at: the rest is for surprises."""
 FORGIVENESS = 0.02
 LEAST_MARGIN, MOST_MARGIN = 0.8, 4.0
 LEAST_GAIN, MOST_GAIN = 0.5, 2.0
@@ -72,12 +74,13 @@ class Attainment:
 
     def first_token(self, tenant: str, percentile: float, *, met: bool) -> None:
         found = self._of(tenant, percentile)
+        misses = MISSES_AIMED_AT * (1.0 - percentile)
         if met:
             found.kept.ttft_met += 1
-            found.margin *= 1.0 - MARGIN_RATE * (1.0 - percentile)
+            found.margin *= 1.0 - MARGIN_RATE * misses
         else:
             found.kept.ttft_missed += 1
-            found.margin *= 1.0 + MARGIN_RATE * percentile
+            found.margin *= 1.0 + MARGIN_RATE * (1.0 - misses)
         found.margin = min(MOST_MARGIN, max(LEAST_MARGIN, found.margin))
         self._smooth(found, met=met)
 

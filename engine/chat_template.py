@@ -71,14 +71,20 @@ class ChatTemplate:
             raise TemplateRefused(f"the base model's chat template is broken: {error}") from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The prompt as text. Raises TemplateRefused with the template's own reason."""
         token = _meter.set(_Meter())
         try:
             pieces = self._template.generate(
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=tools,
                 documents=None,
                 **self._special_tokens,
             )

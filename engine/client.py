@@ -183,10 +183,13 @@ class EngineClient:
             if not ended and self._welcome is not None:
                 self._outgoing.put_nowait(wire.Cancel(request.request_id))
 
-    async def cancel(self, request_id: str) -> None:
-        """Ends a request early; its iterator still brings the last output, with the usage."""
+    async def cancel(self, request_id: str, choice: int | None = None) -> None:
+        """Ends a request early, or one choice of it alone.
+
+        The iterator still brings the last output of what was ended; the request's has the usage.
+        """
         if self._welcome is not None:
-            self._outgoing.put_nowait(wire.Cancel(request_id))
+            self._outgoing.put_nowait(wire.Cancel(request_id, choice))
 
     # ---------------------------------------------------------------------- questions
 
@@ -435,4 +438,4 @@ class EngineClient:
         for request_id, stream in self._streams.items():
             if stream.arrived.qsize() <= MAX_BUFFERED_OUTPUTS:
                 stream.arrived.put_nowait(EngineUnavailable(error.message, code=error.code))
-                _log.warning("request %s fails: %s", request_id, error.code)
+                _log.warning("a request fails: %s", error.code, extra={"request_id": request_id})

@@ -31,6 +31,7 @@ class EngineConfig:
     )
     drain_ms: Annotated[float, "time that running requests get after SIGTERM"] = 20_000.0
     outbox_messages: Annotated[int, "unread messages after which a client is dropped"] = 2_000
+    tracing: Annotated[bool, "send OpenTelemetry spans, as OTEL_* says"] = False
 
     arena_bytes: Annotated[int, "KV cache and resident adapters, together"] = 1024 * MIB
     adapter_share: Annotated[float, "most of the arena that adapters may hold"] = 0.5

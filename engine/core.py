@@ -60,7 +60,7 @@ class EngineCore:
         self._blocks = KvBlocks(self._arena, prefix_caching=config.prefix_caching)
         self.step_times = step_times or StepTimes()
         self._policy = policy = make_policy(config.policy)
-        self._pool = AdapterPool(config, self._arena, self._blocks, executor, loader, policy)
+        self._pool = AdapterPool(config, self._arena, self._blocks, executor, loader, policy, clock)
         self._scheduler = Scheduler(config, self._blocks, self._pool, policy, self.step_times)
         self._eos = frozenset(self._description.eos_token_ids)
         self._calls: dict[str, Call] = {}
@@ -108,8 +108,13 @@ class EngineCore:
     def _take_in_adapters(self, now_ms: float) -> list[RequestOutput]:
         config = self._config
         # nobody's tokens are held up by a copy when nobody is running
-        copy_bytes = config.copy_bytes_per_step if self._scheduler.running else config.arena_bytes
+        copy_bytes = config.arena_bytes
+        if self._scheduler.running:
+            step_ms = self.step_times.mean_ms(self._scheduler.shape)
+            copy_bytes = self._pool.pace.bytes_now(step_ms)
         events: PoolEvents = self._pool.advance(now_ms, self._scheduler.needed_blocks, copy_bytes)
+        for adapter in self._pool.overdue(now_ms):
+            self._scheduler.clear_adapter(adapter, now_ms)
         for sequence in events.usable:
             self._scheduler.make_ready(sequence, now_ms)
         outputs: list[RequestOutput] = []
@@ -254,11 +259,21 @@ class EngineCore:
         if request.deadline_ms is not None:
             self._deadlines.push(_deadline(call), call)
 
-    def cancel(self, request_id: str) -> None:
-        """Ends a request, wherever it is; its last event comes with the next step."""
+    def cancel(self, request_id: str, choice: int | None = None) -> None:
+        """Ends a request, wherever it is, or one choice of it that has begun.
+
+        Its last event comes with the next step; what is over already stays as it is.
+        """
         call = self._calls.get(request_id)
-        if call is not None:
+        if call is None:
+            return
+        if choice is None:
             self._outbox += self._end(call, "cancelled", self._clock.now_ms())
+            return
+        for sequence in [s for s in call.sequences if call.forked and s.choice == choice]:
+            self._scheduler.remove(sequence)
+            self._forget_if_over(call)
+            self._outbox += call.end_events([choice], "cancelled", self._clock.now_ms())
 
     def forget(self, ref: AdapterRef) -> bool:
         """Erases an adapter: ends its requests, drops it from device, host and prefix cache.

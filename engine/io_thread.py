@@ -19,6 +19,7 @@ from engine.curve import EngineCurve
 from engine.errors import EngineError, EngineUnavailable, NotStarted, RequestRefused
 from engine.ipc import AddressRefused
 from engine.journal import Journal
+from engine.request_trace import RequestTraces
 from engine.sessions import Peer, Sessions
 from engine.step_loop import (
     AskStatus,
@@ -30,6 +31,7 @@ from engine.step_loop import (
     Submit,
     Withdraw,
 )
+from engine.tracing import Tracing
 from engine.types import PROTOCOL_VERSION, GenerateRequest, ModelDescription
 from engine.zap import DOMAIN, ZapGate
 
@@ -49,6 +51,7 @@ class ServerOptions:
     client_timeout_ms: float = 10_000.0
     drain_ms: float = 20_000.0
     outbox_messages: int = 2_000  # unread messages after which a client is dropped
+    tracing: Tracing | None = None
 
 
 class IoThread(threading.Thread):
@@ -61,6 +64,8 @@ class IoThread(threading.Thread):
         self._journal = journal
         self._clock = clock
         self._sessions = Sessions(options.client_timeout_ms)
+        tracing = options.tracing
+        self._traces = RequestTraces(tracing, engine_id, clock) if tracing is not None else None
         self._loop: StepLoop | None = None
         self._description: ModelDescription | None = None
         self._mail: deque[Mail] = deque()
@@ -123,6 +128,8 @@ class IoThread(threading.Thread):
                 next_beat = self._clock.now_ms() + self._options.beat_ms
         self._send_mail()
         self._beat()
+        if self._options.tracing is not None:
+            self._options.tracing.close()
         self._router.close(linger=1000)
         if self._gate is not None:
             self._gate.close()
@@ -188,8 +195,8 @@ class IoThread(threading.Thread):
         elif isinstance(message, wire.Generate):
             self._generate(peer, message.request)
         elif isinstance(message, wire.Cancel):
-            if self._sessions.owns(peer, message.request_id):
-                self._withdraw([message.request_id])
+            if self._sessions.owns(peer, message.request_id) and self._loop is not None:
+                self._loop.commands.put(Withdraw(message.request_id, message.choice))
         elif isinstance(message, wire.Call):
             try:
                 self._answer(peer, message)
@@ -212,6 +219,8 @@ class IoThread(threading.Thread):
             )
         else:
             self._journal.begin(request.request_id, len(request.prompt))
+            if self._traces is not None:
+                self._traces.begin(request)
             self._loop.commands.put(Submit(request))
             return
         self._send(peer, wire.Refused(request.request_id, wire.to_problem(error)))
@@ -246,6 +255,8 @@ class IoThread(threading.Thread):
             mail = self._mail.popleft()
             if isinstance(mail, RefusedMail):
                 self._journal.drop(mail.request_id)
+                if self._traces is not None:
+                    self._traces.drop(mail.request_id)
                 peer = self._sessions.release(mail.request_id)
                 if peer is not None:
                     self._send(peer, wire.Refused(mail.request_id, wire.to_problem(mail.error)))
@@ -253,6 +264,8 @@ class IoThread(threading.Thread):
                 self._send(*mail)
             else:
                 self._journal.record(mail)
+                if self._traces is not None:
+                    self._traces.record(mail)
                 for owner, outputs in self._sessions.route(mail).items():
                     self._send(owner, wire.Outputs(outputs))
 

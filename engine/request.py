@@ -51,6 +51,14 @@ class Sequence:
     first_token_ms: float | None = None
     last_token_ms: float = 0.0
     skipped: int = 0  # steps in a row that went without its decode
+    prompt_tokens: int = field(init=False)
+    length: int = field(init=False)  # of prompt and generated; read some thousand times a step
+    tpot_ms: float | None = field(init=False)  # its budget
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.call.request.prompt)
+        self.length = self.prompt_tokens + len(self.generated)
+        self.tpot_ms = self.call.request.budget.tpot_ms
 
     @property
     def order(self) -> tuple[int, int]:
@@ -87,15 +95,11 @@ class Sequence:
         Token k is due k budgets after the first. One that is behind may catch up in steps of half
         its budget; one that is ahead still gets no longer gap than its budget.
         """
-        tpot_ms = self.call.request.budget.tpot_ms
+        tpot_ms = self.tpot_ms
         if tpot_ms is None or self.first_token_ms is None:
             return math.inf
         due_ms = self.first_token_ms + tpot_ms * len(self.generated)
         return min(tpot_ms - (now_ms - self.last_token_ms), max(due_ms - now_ms, 0.5 * tpot_ms))
-
-    @property
-    def length(self) -> int:
-        return len(self.call.request.prompt) + len(self.generated)
 
     @property
     def pending(self) -> int:
@@ -124,6 +128,7 @@ class Sequence:
         sampling = self.call.request.sampling
         drawn_before = len(self.generated)
         self.generated.append(token)
+        self.length += 1
         if drawn_before >= sampling.min_tokens and self.call.stops_at(token):
             return "stop"
         if len(self.generated) >= self.call.max_tokens:
@@ -241,14 +246,17 @@ class Call:
         if self.prompt_logprobs_due and sequence.choice == 0:
             prompt_logprobs = self.prompt_logprobs
             self.prompt_logprobs_due = False
-        return self._event(
-            choice=sequence.choice,
-            token_ids=tokens[:shown],
-            logprobs=None if logprobs is None else logprobs[:shown],
-            prompt_logprobs=prompt_logprobs,
-            finish=finish,
-            stop_token=stop_token,
-            usage=None if self.sequences else self.usage(now_ms),
+        self.emitted += 1
+        return RequestOutput(
+            self.request.request_id,
+            self.emitted - 1,
+            sequence.choice,
+            tokens if stop_token is None else tokens[:shown],
+            None if logprobs is None else logprobs[:shown],
+            prompt_logprobs,
+            finish,
+            stop_token,
+            None if self.sequences else self.usage(now_ms),
         )
 
     def end_events(
@@ -260,11 +268,12 @@ class Call:
         error_message: str | None = None,
     ) -> list[RequestOutput]:
         """The last events of the choices that an error or a cancellation ends."""
+        last = len(choices) - 1 if not self.sequences else None  # nothing else of it runs
         return [
             self._event(
                 choice=choice,
                 finish=finish,
-                usage=self.usage(now_ms) if index == len(choices) - 1 else None,
+                usage=self.usage(now_ms) if index == last else None,
                 error_code=error_code,
                 error_message=error_message,
             )

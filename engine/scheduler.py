@@ -27,7 +27,7 @@ from engine.step_budget import (
     draft_decodes,
 )
 from engine.step_time import StepShape, StepTimes
-from engine.types import BLOCK_TOKENS, PlanRow, RowResult, SequenceStart, StepPlan
+from engine.types import BLOCK_TOKENS, AdapterRef, PlanRow, RowResult, SequenceStart, StepPlan
 from engine.waiting import FairQueue
 
 PROTECTED_AFTER = 3
@@ -181,7 +181,7 @@ class Scheduler:
     def schedule(self, now_ms: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
         self._admit(self._keep_room_for_decodes(now_ms), now_ms)
-        decodes = (s for s in self._running.values() if s.pending == 1)
+        decodes = [s for s in self._running.values() if s.length - s.computed == 1]
         budgets = self._policy.keeps_budgets
         draft = draft_decodes(decodes, now_ms, self._times, budgets=budgets)
         rows = [self._row(sequence, 1) for sequence in draft.decodes]
@@ -206,13 +206,15 @@ class Scheduler:
     def _demand(self) -> Demand:
         """What the running sequences need, in one pass."""
         demand = Demand()
+        budgets = self._policy.keeps_budgets
         for sequence in self._running.values():
             length = sequence.length
             pending = length - sequence.computed
-            missing = blocks_for(length) - len(sequence.blocks)
+            missing = -(-length // BLOCK_TOKENS) - len(sequence.blocks)
             demand.tokens += pending
             demand.blocks += missing
-            demand.commitments.add(sequence)
+            if budgets:
+                demand.commitments.add(sequence)
             if pending == 1:
                 demand.decode_blocks += missing
         return demand
@@ -314,7 +316,7 @@ class Scheduler:
 
     def _prefill_rows(self, draft: Draft, now_ms: float) -> list[PlanRow]:
         """Chunks of the prompts in progress, as many tokens as the step may hold."""
-        prefilling = [s for s in self._running.values() if s.pending > 1]
+        prefilling = [s for s in self._running.values() if s.length - s.computed > 1]
         if not prefilling:
             self._starved_steps = 0
             return []
@@ -338,9 +340,7 @@ class Scheduler:
     def _token_budget(self, draft: Draft) -> int:
         """Most prompt tokens of the step. Decodes without a budget are spared long chunks too."""
         budget = self._config.max_batch_tokens - len(draft.decodes)
-        bounded = self._times.known and all(
-            s.call.request.budget.tpot_ms is not None for s in draft.decodes
-        )
+        bounded = self._times.known and all(s.tpot_ms is not None for s in draft.decodes)
         if draft.decodes and not (bounded and self._policy.keeps_budgets):
             budget = min(budget, self._config.prefill_chunk)
         return budget
@@ -364,19 +364,22 @@ class Scheduler:
     def _row(self, sequence: Sequence, count: int) -> PlanRow:
         """The next `count` tokens of a sequence; its new blocks must be available."""
         start, end = sequence.computed, sequence.computed + count
-        missing = blocks_for(end) - len(sequence.blocks)
+        missing = -(-end // BLOCK_TOKENS) - len(sequence.blocks)
         if missing > 0:
             taken = self._blocks.take(missing)
             if taken is None:
                 raise AssertionError("a row is planned only when its blocks are available")
             sequence.blocks += taken
-        new_blocks = sequence.blocks[sequence.announced_blocks :]
-        sequence.announced_blocks = len(sequence.blocks)
+        new_blocks = []
+        if sequence.announced_blocks != len(sequence.blocks):
+            new_blocks = sequence.blocks[sequence.announced_blocks :]
+            sequence.announced_blocks = len(sequence.blocks)
+        decode = end == sequence.length and start >= sequence.prompt_tokens and count == 1
         logprobs = sequence.call.request.prompt_logprobs
         return PlanRow(
             seq=sequence.seq,
             start=start,
-            tokens=sequence.tokens(start, end),
+            tokens=sequence.generated[-1:] if decode else sequence.tokens(start, end),
             new_blocks=new_blocks,
             slot=sequence.slot,
             sample=end == sequence.length,
@@ -450,9 +453,10 @@ class Scheduler:
         sequence.registered = full
 
     def _charge(self, sequence: Sequence, drawn: int) -> None:
-        prompt = min(sequence.computed, len(sequence.call.request.prompt))
-        cost = token_cost(max(0, prompt - sequence.charged), drawn, sequence.rank)
-        sequence.charged = max(sequence.charged, prompt)
+        prompt = min(sequence.computed, sequence.prompt_tokens)
+        new = max(0, prompt - sequence.charged)
+        sequence.charged += new
+        cost = token_cost(new, drawn, sequence.rank)
         self._policy.charge(sequence.tenant, sequence.call.weight, cost)
 
     def _fork(self, leader: Sequence, choice: int, now_ms: float) -> None:
@@ -517,6 +521,11 @@ class Scheduler:
         sequence.call.preemptions += 1
         self.preemptions += 1
         self._wait_again(sequence, now_ms)
+
+    def clear_adapter(self, adapter: AdapterRef, now_ms: float) -> None:
+        """Whatever runs with the adapter makes way; it is recomputed when it is its turn again."""
+        for sequence in [s for s in self._running.values() if s.call.request.adapter == adapter]:
+            self._preempt(sequence, now_ms)
 
     def _wait_again(self, sequence: Sequence, now_ms: float) -> None:
         adapter = sequence.call.request.adapter

@@ -52,7 +52,7 @@ class Commitments:
     tightest_ms: float = math.inf
 
     def add(self, sequence: Sequence) -> None:
-        tpot_ms = sequence.call.request.budget.tpot_ms
+        tpot_ms = sequence.tpot_ms
         if tpot_ms is None:
             self.loose.add(sequence)
         else:
@@ -61,7 +61,7 @@ class Commitments:
 
     def breaks(self, sequence: Sequence, times: StepTimes) -> bool:
         """Whether with one more running sequence a step would outlast the tightest budget."""
-        tpot_ms = sequence.call.request.budget.tpot_ms
+        tpot_ms = sequence.tpot_ms
         tightest_ms = min(self.tightest_ms, math.inf if tpot_ms is None else tpot_ms)
         if tightest_ms == math.inf or not times.known:
             return False

@@ -26,7 +26,7 @@ class Core(Protocol):
     @property
     def has_work(self) -> bool: ...
     def submit(self, request: GenerateRequest) -> None: ...
-    def cancel(self, request_id: str) -> None: ...
+    def cancel(self, request_id: str, choice: int | None = None) -> None: ...
     def step(self) -> list[RequestOutput]: ...
     def status(self) -> EngineStatus: ...
     def forget(self, ref: AdapterRef) -> bool: ...
@@ -44,6 +44,7 @@ class Submit:
 @dataclass(frozen=True, slots=True)
 class Withdraw:
     request_id: str
+    choice: int | None = None  # None: all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +165,8 @@ class StepLoop:
         match command:
             case Submit(request):
                 self._submit(request)
-            case Withdraw(request_id):
-                self._core.cancel(request_id)
+            case Withdraw(request_id, choice):
+                self._core.cancel(request_id, choice)
             case AskStatus(peer, number):
                 status = replace(
                     self._core.status(),

@@ -27,6 +27,7 @@ WINDOW = 64
 """Samples of a size class that the upper quantile is taken from."""
 ENOUGH = 8
 """Samples of a class, or of the whole model, before its own word counts."""
+ENOUGH_TO_REFUSE = 24
 CLASSES_PER_OCTAVE = 2
 CORRECTION_RATE = 0.08
 MOST_CORRECTION = 4.0
@@ -136,6 +137,11 @@ class StepTimes:
     def known(self) -> bool:
         """Whether predictions mean anything yet."""
         return self.samples >= ENOUGH
+
+    @property
+    def trusted(self) -> bool:
+        """Whether enough was seen to refuse a request for what is predicted."""
+        return self.samples >= ENOUGH_TO_REFUSE
 
     def mean_ms(self, shape: StepShape) -> float:
         """0 while nothing is known, and for a step of no rows."""

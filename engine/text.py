@@ -18,6 +18,7 @@ from engine.clock import Clock
 from engine.detokenize import Detokenizer, StopResult, StopStrings, TextPiece, TextStream
 from engine.errors import RequestRefused
 from engine.tokenizer_files import TokenizerFiles, TokenizerUnsupported, read_tokenizer
+from engine.tool_format import ToolFormat, ToolSetting, tool_template, uses_tools
 
 __all__ = [
     "Detokenizer",
@@ -40,7 +41,13 @@ _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 class TextCodec:
     """A base model's tokenizer and chat format. Safe to use from several threads."""
 
-    def __init__(self, files: TokenizerFiles, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        files: TokenizerFiles,
+        clock: Clock | None = None,
+        tool_format: ToolSetting = "auto",
+    ) -> None:
+        """Raises EngineError subclasses."""
         self.tokenizer_digest = files.digest
         self._tokenizer = files.tokenizer
         self._template = (
@@ -54,14 +61,26 @@ class TextCodec:
             for token_id, token in sorted(added.items())
             if token.special
         }
+        found = tool_template(files.chat_template, self._control, tool_format)
+        self.tool_format: ToolFormat | None = None if found is None else found[0]
+        self._tool_template = (
+            self._template
+            if found is None or found[1] == files.chat_template
+            else ChatTemplate(found[1], files.special_tokens, clock)
+        )
         self._control_ids = frozenset(token_id for token_id, _ in self._control.values())
         self._token_bytes, self.strips_first_space = _read_vocabulary(files.tokenizer)
         self._longest_bytes = max((len(token) for token in self._token_bytes if token), default=1)
 
     @classmethod
-    def load(cls, base_model: Path | str, clock: Clock | None = None) -> "TextCodec":
+    def load(
+        cls,
+        base_model: Path | str,
+        clock: Clock | None = None,
+        tool_format: ToolSetting = "auto",
+    ) -> "TextCodec":
         """Reads a GGUF file or a Hugging Face folder. Raises EngineError subclasses."""
-        return cls(read_tokenizer(Path(base_model)), clock)
+        return cls(read_tokenizer(Path(base_model)), clock, tool_format)
 
     # ---------------------------------------------------------------------- tokens
 
@@ -110,19 +129,30 @@ class TextCodec:
         """The conversation in the checkpoint's chat format, ready for the assistant to go on."""
         return self._chat_template.render([dict(message) for message in messages])
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """Token ids of a conversation; control tokens come from the template alone.
 
+        `tools` are shown to the model; they and messages with calls or results need `tool_format`.
         Where a message spells a control token (or could complete one together with its
         surroundings), a private mark is set inside it before the template is rendered. The mark
         keeps the spelling from being recognised, and is taken out again before the text around it
         is tokenized as plain text.
         """
-        mark = _unused_mark(messages)
-        marked = [
-            _map_strings(dict(message), lambda s: self._marked(s, mark)) for message in messages
-        ]
-        rendered = self._chat_template.render(marked)
+        mark = _unused_mark([*messages, *tools])
+        marked, shown = (
+            [_map_strings(dict(item), lambda s: self._marked(s, mark)) for item in items]
+            for items in (messages, tools)
+        )
+        template = self._chat_template
+        if tools or uses_tools(messages):
+            if self.tool_format is None or self._tool_template is None:
+                raise RequestRefused(
+                    "this base model's chat format has no tools", code="tools_unsupported"
+                )
+            template = self._tool_template
+        rendered = template.render(marked, tools=shown or None)
         if mark not in rendered:
             ids: list[int] = self._tokenizer.encode(rendered, add_special_tokens=False).ids
             return ids
@@ -220,8 +250,8 @@ def _unused_mark(messages: Sequence[Message]) -> str:
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, Mapping):
-        return {key: _map_strings(item, change) for key, item in value.items()}
+    if isinstance(value, Mapping):  # the names in a tool's schema are a user's text as well
+        return {change(key): _map_strings(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_map_strings(item, change) for item in value]
     return value

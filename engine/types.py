@@ -130,6 +130,7 @@ class GenerateRequest:
     prompt_logprobs: int | None = None  # k most likely at every prompt position (validation)
     system: bool = False  # a validation probe: charged to the system's share
     grammar: Grammar | None = None  # of every choice
+    traceparent: str | None = None  # W3C trace context of the gateway's span
 
 
 @dataclass(frozen=True, slots=True)

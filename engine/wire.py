@@ -22,6 +22,7 @@ from engine.errors import (
     NotStarted,
     RequestRefused,
 )
+from engine.tracing import TRACEPARENT
 from engine.types import (
     AdapterRef,
     EngineStatus,
@@ -70,7 +71,10 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
+    """Ends a request, or one choice of it."""
+
     request_id: str
+    choice: int | None = None
 
 
 CallName = Literal["describe", "status", "forget", "journal", "acknowledge", "drain", "resume"]
@@ -187,6 +191,8 @@ def check(message: ClientMessage) -> None:
         _check_ids([request.request_id, request.tenant])
         if any(not 0 <= token <= _INT31 for token in request.prompt):
             raise WireError("a prompt has a token id out of range")
+        if request.traceparent is not None and not TRACEPARENT.fullmatch(request.traceparent):
+            raise WireError("the trace context is malformed")
         _check_numbers(request)
 
 

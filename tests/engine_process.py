@@ -18,6 +18,7 @@ from engine.__main__ import drain_on_sigterm
 from engine.curve import load_engine_curve
 from engine.errors import RequestRefused
 from engine.server import EngineServer, ServerOptions
+from engine.tracing import open_tracing
 from engine.types import (
     AdapterRef,
     EngineStatus,
@@ -84,8 +85,9 @@ class InventedCore:
             raise RequestRefused("the prompt is empty", code="prompt_empty", field="prompt")
         self.running[request.request_id] = (request, 0)
 
-    def cancel(self, request_id: str) -> None:
-        if request_id in self.running:
+    def cancel(self, request_id: str, choice: int | None = None) -> None:
+        """Its requests have one choice, number 0."""
+        if request_id in self.running and not choice:
             self.cancelled.add(request_id)
             self.cancelled_at[request_id] = self.steps
 
@@ -216,6 +218,9 @@ def main(argv: list[str]) -> None:
         client_timeout_ms=1500.0,
         drain_ms=5_000.0,
         outbox_messages=int(argv[3]),
+        tracing=open_tracing("loramux-engine")
+        if "OTEL_EXPORTER_OTLP_ENDPOINT" in os.environ
+        else None,
     )
     server = EngineServer(options)
     drain_on_sigterm(server)

@@ -11,7 +11,7 @@ from app.inference.engines import Engine
 from app.metrics import BROKEN_STREAMS, HTTP_REQUESTS, HTTP_SECONDS, REFUSALS, REGISTRY
 from app.usage.entries import FinalEntry
 from app.usage.metrics import UsageMetrics
-from engine.types import StepCounts
+from engine.types import StepCounts, TenantAttainment
 from tests.fake_engine import FakeEngine
 
 ENTRY = FinalEntry(
@@ -33,7 +33,11 @@ ENTRY = FinalEntry(
 
 async def asked_engine(fake: FakeEngine, address: str = "ipc://e") -> Engine:
     """An engine as the router has it after a poll."""
-    status = replace(await fake.status(), step_counts=StepCounts(buckets=[1] * 13, ms=20.0))
+    status = replace(
+        await fake.status(),
+        step_counts=StepCounts(buckets=[1] * 13, ms=20.0),
+        attainment={"ten_1": TenantAttainment(1, 0, 1, 0, 0, 1.0)},
+    )
     return Engine(address, fake, description=fake.description, status=status)
 
 

@@ -33,6 +33,7 @@ class ByteCodec:
     tokenizer_digest = TOKENIZER
     vocab_size = 257
     strips_first_space = False
+    tool_format: str | None = None
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if 0 <= token_id < EOS else b""
@@ -49,7 +50,7 @@ class ByteCodec:
     def encode(self, text: str, add_special: bool = False) -> list[int]:
         return list(text.encode())
 
-    def encode_chat(self, messages: Sequence[Any]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Any], tools: Sequence[Any] = ()) -> list[int]:
         return list("".join(f"{m['role']}:{m['content']}\n" for m in messages).encode())
 
 
@@ -86,6 +87,7 @@ class FakeEngine:
 
     description: ModelDescription = field(default_factory=describe)
     text: str = "Hello, world"
+    texts: tuple[str, ...] = ()  # by choice, where they differ
     refuse: EngineError | None = None
     fail_at: tuple[int, EngineError | str] | None = None
     gate: asyncio.Semaphore | None = None
@@ -98,6 +100,7 @@ class FakeEngine:
     engine_id: str = "engine-1"
     requests: list[GenerateRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    cancelled_choices: list[tuple[str, int]] = field(default_factory=list)
     cancel_attempts: int = 0
     entries: dict[str, JournalEntry] = field(default_factory=dict)
     acknowledged: list[str] = field(default_factory=list)
@@ -151,7 +154,7 @@ class FakeEngine:
     async def _run(
         self, request: GenerateRequest, cancel: asyncio.Event
     ) -> AsyncIterator[RequestOutput]:
-        answer = self._answer(request)
+        answers = [self._answer(request, choice) for choice in range(request.choices)]
         made, sequence = 0, 0
         unfinished = set(range(request.choices))
         for position in range(request.sampling.max_tokens + 1):
@@ -163,13 +166,14 @@ class FakeEngine:
                 return
             for choice in sorted(unfinished):
                 ended_by = None
-                if cancel.is_set() and position >= self._after_cancel:
+                alone = (request.request_id, choice) in self.cancelled_choices
+                if alone or (cancel.is_set() and position >= self._after_cancel):
                     ended_by = "cancelled"
-                elif position == len(answer):
+                elif position == len(answers[choice]):
                     ended_by = "stop"
                 elif position == request.sampling.max_tokens - 1:
                     ended_by = "length"
-                tokens = [] if ended_by in ("cancelled", "stop") else [answer[position]]
+                tokens = [] if ended_by in ("cancelled", "stop") else [answers[choice][position]]
                 made += len(tokens) + (ended_by == "stop")
                 self.completion_tokens[request.request_id] = made
                 if ended_by:
@@ -200,9 +204,10 @@ class FakeEngine:
             permit.cancel()
             stop.cancel()
 
-    def _answer(self, request: GenerateRequest) -> list[int]:
+    def _answer(self, request: GenerateRequest, choice: int) -> list[int]:
         prefix = f"{request.adapter.digest[:4]}: " if request.adapter is not None else ""
-        return list((prefix + self.text).encode())
+        text = self.texts[choice] if self.texts else self.text
+        return list((prefix + text).encode())
 
     def _logprobs(self, request: GenerateRequest, tokens: list[int]) -> list[TokenLogprobs] | None:
         count = request.sampling.logprobs
@@ -228,9 +233,12 @@ class FakeEngine:
             error_message="the engine says so",
         )
 
-    async def cancel(self, request_id: str) -> None:
+    async def cancel(self, request_id: str, choice: int | None = None) -> None:
         self.cancel_attempts += 1
         self._reachable()
+        if choice is not None:
+            self.cancelled_choices.append((request_id, choice))
+            return
         self.cancelled.append(request_id)
         if request_id in self._cancels:
             made = self.completion_tokens.get(request_id, 0)

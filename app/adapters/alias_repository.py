@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.models import AliasChange
 
 
 async def last_change(session: AsyncSession, adapter_id: str, name: str) -> AliasChange | None:
-    """The newest one, also of an alias that is gone."""
+    """The newest one, also of an alias that is gone.
+
+    By its parent: the adapter was found by its tenant.
+    """
     rows = await session.scalars(
         select(AliasChange)
         .where(AliasChange.adapter_id == adapter_id, AliasChange.name == name)
@@ -23,6 +26,7 @@ async def last_change(session: AsyncSession, adapter_id: str, name: str) -> Alia
 async def change_numbered(
     session: AsyncSession, adapter_id: str, name: str, revision: int
 ) -> AliasChange | None:
+    """By its parent: the adapter was found by its tenant."""
     rows = await session.scalars(
         select(AliasChange).where(
             AliasChange.adapter_id == adapter_id,
@@ -36,7 +40,10 @@ async def change_numbered(
 async def page_changes(
     session: AsyncSession, adapter_id: str, name: str, *, before: int | None, limit: int
 ) -> Sequence[AliasChange]:
-    """Newest first; `before` is the revision that the page before ended with."""
+    """Newest first; `before` is the revision that the page before ended with.
+
+    By its parent: the adapter was found by its tenant.
+    """
     query = select(AliasChange).where(
         AliasChange.adapter_id == adapter_id, AliasChange.name == name
     )
@@ -48,7 +55,7 @@ async def page_changes(
 async def changes_since(
     session: AsyncSession, adapter_id: str, name: str, since: datetime, limit: int
 ) -> Sequence[AliasChange]:
-    """Changes after `since`, newest first."""
+    """Changes after `since`, newest first. By its parent: the adapter was found by its tenant."""
     rows = await session.scalars(
         select(AliasChange)
         .where(
@@ -60,13 +67,3 @@ async def changes_since(
         .limit(limit)
     )
     return rows.all()
-
-
-async def last_revision(session: AsyncSession, adapter_id: str, name: str) -> int:
-    """The highest revision ever given: an alias that is made again does not reuse them."""
-    number = await session.scalar(
-        select(func.max(AliasChange.revision)).where(
-            AliasChange.adapter_id == adapter_id, AliasChange.name == name
-        )
-    )
-    return number or 0

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from app.adapters.outcome import BEHAVIOUR_CODES, PROCESS_CODES
+from app.adapters.outcome import ATTEMPT_CODES, BEHAVIOUR_CODES, PROCESS_CODES
 from engine.adapters.findings import CODES, GROUPS
 
 HEADER = """# What an adapter is checked for
@@ -15,7 +15,13 @@ ones on your machine. The fifth loads the adapter into the engine, in quarantine
 fixed prompts with it and with the base model.
 
 A validation that could not be finished (a crash, a limit, no engine) is tried again, and after
-three attempts is `failed`, which is not a verdict on the adapter.
+three attempts is `failed`, which is not a verdict on the adapter. An attempt that only waits for
+an engine or for the store does not count. Operators see all of it under
+`GET /admin/v1/adapters/validations` and try a failed one again with
+`POST /admin/v1/adapters/versions/ID/validate`.
+
+When the engines serve another base model, every version that was validated against the old one is
+validated again; until then a call is refused with `version_base_changed`.
 
 This page is written from the code (`python -m app.adapters.codes_page > docs/validation.md`).
 """
@@ -38,6 +44,8 @@ def page() -> str:
         ("the process that reads the files", PROCESS_CODES),
     ):
         parts.append(_section(title, [(c, s, text) for c, (s, text) in table.items()]))
+    attempts = [(code, "attempt", text) for code, text in ATTEMPT_CODES.items()]
+    parts.append(_section("attempts that end without a verdict", attempts))
     return "\n".join(parts)
 
 

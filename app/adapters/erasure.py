@@ -69,7 +69,7 @@ async def _erase_rows(
         await repository.drop_aliases(session, adapter.id)
         adapter.erased_at = now
     else:
-        await _check_aliases(session, adapter, erased, number)
+        await check_aliases(session, adapter, erased, number)
         await release_live(session, adapter.id, erased, now)
     await run_repository.cancel_open(session, erased, now)
     for version in versions:
@@ -96,7 +96,7 @@ async def _erase_rows(
     return erasure.id
 
 
-async def _check_aliases(
+async def check_aliases(
     session: AsyncSession, adapter: Adapter, erased: set[str], number: int
 ) -> None:
     """An alias that somebody set by hand is not moved behind their back."""
@@ -129,7 +129,7 @@ def _acknowledgement(index: int, state: str) -> dict[str, str]:
 async def carry_out(resources: Resources, erasure_id: str) -> ErasureReceipt:
     """Removes files and asks engines to forget; what is pending is left to the next sweep."""
     async with resources.db.transaction() as session:
-        erasure = await session.get_one(Erasure, erasure_id)
+        erasure = await repository.erasure(session, erasure_id)
         await repository.lock_tenant(session, erasure.tenant_id)
         await session.refresh(erasure)
         tenant = await tenants.get(session, erasure.tenant_id)
@@ -201,7 +201,7 @@ async def _write_receipt(
     resources: Resources, erasure_id: str, items: list[dict[str, Any]], now: datetime
 ) -> ErasureReceipt:
     async with resources.db.transaction() as session:
-        erasure = await session.get_one(Erasure, erasure_id)
+        erasure = await repository.erasure(session, erasure_id)
         erasure.items = items
         erasure.complete = all(
             item["disk"] != PENDING and all(e["device"] == ERASED for e in item["engines"])

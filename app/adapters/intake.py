@@ -88,7 +88,9 @@ async def keep(
         version = await _new_version(session, caller, adapter, arrived, staging.digest, now)
         run = open_run(session, version, resources)
     elif await _deserves_another_try(session, version):
-        await repository.move(session, version.id, states.UPLOADED, now=now, code=None, reason=None)
+        await repository.move(
+            session, version.id, states.UPLOADED, frm=version.state, now=now, code=None, reason=None
+        )
         await session.refresh(version)
         run = open_run(session, version, resources)
     if run is not None:

@@ -2,13 +2,21 @@
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters import repository, states, sweeps
+from app.adapters import repository, run_repository, states, sweeps
 from app.adapters.intake import open_run
 from app.adapters.models import Adapter, AdapterVersion
 from app.adapters.names import clip
 from app.adapters.resources import Resources
-from app.adapters.schemas import OperatorAdapterList, OperatorAdapterObject, VersionObject
+from app.adapters.schemas import (
+    OperatorAdapterList,
+    OperatorAdapterObject,
+    ValidationCounts,
+    ValidationList,
+    ValidationObject,
+    VersionObject,
+)
 from app.adapters.service import describe_adapters, with_report
+from app.adapters.views import unix
 from app.audit import service as audit
 from app.caller import Caller
 from app.errors import Conflict, NotFound
@@ -31,6 +39,40 @@ async def list_adapters(
         first_id=data[0].id if data else None,
         last_id=data[-1].id if data else None,
         has_more=len(rows) > limit,
+    )
+
+
+async def list_validations(
+    session: AsyncSession, *, state: str | None, after: str | None, limit: int
+) -> ValidationList:
+    """Where validations stand. A failed one is tried again with `validate_again`."""
+    rows = await run_repository.page_newest(session, state=state, after=after, limit=limit + 1)
+    data = [
+        ValidationObject(
+            id=run.id,
+            tenant_id=run.tenant_id,
+            adapter=adapter.name,
+            version=version.number,
+            version_id=version.id,
+            version_state=version.state,
+            version_code=version.code,
+            state=run.state,
+            attempts=run.attempts,
+            code=run.code,
+            message=run.message,
+            created_at=unix(run.created_at),
+            started_at=None if run.started_at is None else unix(run.started_at),
+            finished_at=None if run.finished_at is None else unix(run.finished_at),
+            lease_until=None if run.lease_until is None else unix(run.lease_until),
+        )
+        for run, version, adapter in rows[:limit]
+    ]
+    return ValidationList(
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=len(rows) > limit,
+        counts=ValidationCounts(**await run_repository.count_open(session)),
     )
 
 

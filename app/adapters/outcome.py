@@ -21,6 +21,15 @@ PROCESS_CODES = {
 }
 """code -> (severity, what it means), of the process that reads the files; `attempt` is not a
 verdict unless it is the last one."""
+ATTEMPT_CODES = {
+    "engine_unavailable": "No engine could try the adapter, or it went away while it ran.",
+    "store_unavailable": "The adapter store did not answer.",
+    "adapter_missing": "The uploaded files are no longer in the store.",
+    "adapter_corrupt": "The stored files are not those that were uploaded.",
+    "validation_error": "A check stopped because of a fault of the server's.",
+    "worker_lost": "The worker died in every attempt.",
+}
+"""code -> what it means, of attempts that end without a verdict."""
 
 
 def finding(code: str, severity: str, message: str, **figures: Any) -> dict[str, Any]:

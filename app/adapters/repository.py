@@ -84,7 +84,10 @@ async def live_adapter_by_id(
 
 
 async def adapter_of(session: AsyncSession, version: AdapterVersion) -> Adapter:
-    """The adapter, erased or not, that a version belongs to."""
+    """The adapter, erased or not, that a version belongs to.
+
+    By its parent: whoever holds the version may know its adapter.
+    """
     return await session.get_one(Adapter, version.adapter_id)
 
 
@@ -141,6 +144,7 @@ async def version_by_id(session: AsyncSession, version_id: str) -> AdapterVersio
 async def version_numbered(
     session: AsyncSession, adapter_id: str, number: int
 ) -> AdapterVersion | None:
+    """By its parent: the adapter was found by its tenant."""
     rows = await session.scalars(
         select(AdapterVersion).where(
             AdapterVersion.adapter_id == adapter_id,
@@ -154,6 +158,7 @@ async def version_numbered(
 async def version_with_digest(
     session: AsyncSession, adapter_id: str, digest: str
 ) -> AdapterVersion | None:
+    """By its parent: the adapter was found by its tenant."""
     rows = await session.scalars(
         select(AdapterVersion).where(
             AdapterVersion.adapter_id == adapter_id,
@@ -167,7 +172,10 @@ async def version_with_digest(
 async def versions_of(
     session: AsyncSession, adapter_ids: Iterable[str]
 ) -> Sequence[AdapterVersion]:
-    """Versions that are not erased, by adapter and number."""
+    """Versions that are not erased, by adapter and number.
+
+    By its parent: the adapters were found by their tenant.
+    """
     rows = await session.scalars(
         select(AdapterVersion)
         .where(
@@ -179,8 +187,27 @@ async def versions_of(
     return rows.all()
 
 
+async def ready_on(
+    session: AsyncSession, base_digests: Iterable[str], limit: int
+) -> Sequence[AdapterVersion]:
+    """Ready versions of any tenant that were validated against these bases, oldest first."""
+    rows = await session.scalars(
+        select(AdapterVersion)
+        .where(
+            AdapterVersion.state == states.READY,
+            AdapterVersion.base_digest.in_(sorted(base_digests)),
+        )
+        .order_by(AdapterVersion.id)
+        .limit(limit)
+    )
+    return rows.all()
+
+
 async def last_number(session: AsyncSession, adapter_id: str) -> int:
-    """The highest number ever given, erased versions included: numbers are not reused."""
+    """The highest number ever given, erased versions included: numbers are not reused.
+
+    By its parent: the adapter was found by its tenant.
+    """
     number = await session.scalar(
         select(func.max(AdapterVersion.number)).where(AdapterVersion.adapter_id == adapter_id)
     )
@@ -226,6 +253,8 @@ async def move(
     """Moves a version to state `to` if the state machine allows it from where the version is.
 
     A compare-and-set: of two deliveries that race, one gets True. `frm` narrows the source.
+
+    By its parent: whoever moves a version has found it before.
     """
     allowed = states.sources(to) if frm is None else states.sources(to) & {frm}
     result = await session.execute(
@@ -245,10 +274,12 @@ def affected(result: Any) -> int:
 
 
 async def alias(session: AsyncSession, adapter_id: str, name: str) -> Alias | None:
+    """By its parent: the adapter was found by its tenant."""
     return await session.get(Alias, (adapter_id, name))
 
 
 async def aliases_of(session: AsyncSession, adapter_ids: Iterable[str]) -> Sequence[Alias]:
+    """By its parent: the adapters were found by their tenant."""
     rows = await session.scalars(
         select(Alias)
         .where(Alias.adapter_id.in_(list(adapter_ids)))
@@ -258,7 +289,7 @@ async def aliases_of(session: AsyncSession, adapter_ids: Iterable[str]) -> Seque
 
 
 async def drop_aliases(session: AsyncSession, adapter_id: str) -> None:
-    """With their history, which names the people who moved them."""
+    """With their history. By its parent: the adapter was found by its tenant."""
     await session.execute(delete(AliasChange).where(AliasChange.adapter_id == adapter_id))
     await session.execute(delete(Alias).where(Alias.adapter_id == adapter_id))
 
@@ -271,12 +302,16 @@ async def upload_key(session: AsyncSession, tenant_id: str, key_hash: str) -> Up
 
 
 async def drop_upload_keys_before(session: AsyncSession, before: datetime) -> int:
+    """Of any tenant: for the sweep."""
     result = await session.execute(delete(UploadKey).where(UploadKey.created_at < before))
     return affected(result)
 
 
 async def open_erasures(session: AsyncSession, limit: int) -> Sequence[Erasure]:
-    """Receipts that an engine has yet to acknowledge, the longest untouched first."""
+    """Receipts that an engine has yet to acknowledge, the longest untouched first.
+
+    Of any tenant: for the sweep.
+    """
     rows = await session.scalars(
         select(Erasure)
         .where(Erasure.complete.is_(False))
@@ -284,6 +319,11 @@ async def open_erasures(session: AsyncSession, limit: int) -> Sequence[Erasure]:
         .limit(limit)
     )
     return rows.all()
+
+
+async def erasure(session: AsyncSession, erasure_id: str) -> Erasure:
+    """Of any tenant: for whoever carries it on, which has only the id."""
+    return await session.get_one(Erasure, erasure_id)
 
 
 async def page_erasures(

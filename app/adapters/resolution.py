@@ -17,6 +17,8 @@ from app.errors import NotFound
 from engine.types import AdapterRef
 
 PAGE = 100
+NOT_READY_CODES = {states.ARCHIVED: "version_archived", "base_changed": "version_base_changed"}
+"""Codes of versions that were callable before; any other that is not ready is `model_not_found`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +68,22 @@ def not_found(model: str) -> NotFound:
     return NotFound(_unknown(model), code="model_not_found", param="model")
 
 
-def _not_ready(model: str, state: str) -> NotFound:
+def _not_ready(model: str, state: str, code: str | None = None) -> NotFound:
     """Said to the owner alone, so it may say why."""
+    if state in (states.UPLOADED, states.VALIDATING) and code == "base_changed":
+        state = code
     remedy = {
+        "base_changed": "the base model was changed, and this version is being validated again",
         states.UPLOADED: "it is waiting for validation",
         states.VALIDATING: "it is still being validated",
         states.REJECTED: "validation rejected it; its version's report says why",
         states.FAILED: "its validation could not be finished; upload it again",
-        states.ARCHIVED: "it is archived",
+        states.ARCHIVED: "it is archived; POST …/versions/N/unarchive brings it back",
     }
     reason = remedy.get(state, "it has no version that is ready")
     return NotFound(
         f"The model {clip(model)!r} cannot be called: {reason}.",
-        code="model_not_found",
+        code=NOT_READY_CODES.get(state, "model_not_found"),
         param="model",
     )
 
@@ -167,7 +172,10 @@ async def _version(
         if alias is None:
             if wanted.alias in (None, LIVE):
                 versions = await repository.versions_of(session, [adapter.id])
-                raise _not_ready(model, versions[-1].state if versions else "")
+                newest = versions[-1] if versions else None
+                raise _not_ready(
+                    model, newest.state if newest else "", newest.code if newest else None
+                )
             raise not_found(model)
         chosen = pick(
             targets_of(alias),
@@ -179,7 +187,7 @@ async def _version(
     if version is None:
         raise not_found(model)
     if version.state != states.READY:
-        raise _not_ready(model, version.state)
+        raise _not_ready(model, version.state, version.code)
     return version
 
 

@@ -493,6 +493,16 @@ async def _became(session: AsyncSession, upload: Upload) -> VersionObject:
 # --------------------------------------------------------------------------- what is left behind
 
 
+async def drop_of_tenant(resources: Resources, tenant_id: str) -> None:
+    """Drops everything that a deleted tenant has sent and not completed."""
+    async with resources.db.transaction() as session:
+        upload_ids = await upload_repository.ids_of(session, tenant_id)
+        for upload_id in upload_ids:
+            await upload_repository.drop(session, upload_id)
+    for upload_id in upload_ids:
+        await drop_stored_parts(resources, upload_id)
+
+
 async def drop_stored_parts(resources: Resources, upload_id: str) -> None:
     """Removes an upload's parts from the store; what fails here is left to the sweep."""
     try:

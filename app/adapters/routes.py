@@ -1,11 +1,20 @@
 """/v1/adapters, /v1/uploads and /admin/v1/adapters."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from app.adapters import alias_routes, erasure, events, operator, service, upload_routes, uploads
+from app.adapters import (
+    alias_routes,
+    archiving,
+    erasure,
+    events,
+    operator,
+    service,
+    upload_routes,
+    uploads,
+)
 from app.adapters.deps import GateDep, ResourcesDep
 from app.adapters.resolution import scoped
 from app.adapters.schemas import (
@@ -13,6 +22,7 @@ from app.adapters.schemas import (
     AdapterObject,
     ErasureReceipt,
     OperatorAdapterList,
+    ValidationList,
     VersionObject,
 )
 from app.auth import ApiCaller, OperatorCaller
@@ -116,6 +126,22 @@ async def follow_version(
     )
 
 
+@router.post("/v1/adapters/{name}/versions/{number}/archive", tags=["adapters"])
+async def archive_version(
+    name: Name, number: Number, caller: ApiCaller, resources: ResourcesDep
+) -> VersionObject:
+    """Takes a ready version out of service; its files stay and count as stored."""
+    return await archiving.archive(resources, caller, name, number)
+
+
+@router.post("/v1/adapters/{name}/versions/{number}/unarchive", tags=["adapters"])
+async def unarchive_version(
+    name: Name, number: Number, caller: ApiCaller, resources: ResourcesDep
+) -> VersionObject:
+    """Brings an archived version back, without an upload."""
+    return await archiving.unarchive(resources, caller, name, number)
+
+
 @router.delete("/v1/adapters/{name}", tags=["adapters"])
 async def delete_adapter(
     name: Name, response: Response, caller: ApiCaller, resources: ResourcesDep
@@ -150,6 +176,21 @@ async def list_all_adapters(
     """Every tenant's adapters, or one tenant's."""
     async with resources.db.reading() as session:
         return await operator.list_adapters(session, tenant_id=tenant, after=after, limit=limit)
+
+
+@router.get("/admin/v1/adapters/validations", tags=["operator"])
+async def list_validations(
+    caller: OperatorCaller,
+    resources: ResourcesDep,
+    state: Annotated[
+        Literal["queued", "running", "done", "failed", "cancelled"] | None, Query()
+    ] = None,
+    after: After = None,
+    limit: Limit = 20,
+) -> ValidationList:
+    """The newest validation of each version, newest first, and how many wait, run and failed."""
+    async with resources.db.reading() as session:
+        return await operator.list_validations(session, state=state, after=after, limit=limit)
 
 
 @router.get("/admin/v1/adapters/versions/{version_id}", tags=["operator"])

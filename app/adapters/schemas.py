@@ -145,6 +145,45 @@ class OperatorAdapterList(BaseModel):
     has_more: bool
 
 
+class ValidationObject(BaseModel):
+    """A validation run. `message` says why its last attempt gave no verdict."""
+
+    object: Literal["validation"] = "validation"
+    id: str
+    tenant_id: str
+    adapter: str
+    version: int
+    version_id: str
+    version_state: str
+    version_code: str | None
+    state: str
+    attempts: int
+    code: str | None
+    message: str | None
+    created_at: int
+    started_at: int | None
+    finished_at: int | None
+    lease_until: int | None
+
+
+class ValidationCounts(BaseModel):
+    """Of all tenants. `base_changed`: versions that wait for a verdict on a new base model."""
+
+    queued: int
+    running: int
+    failed: int
+    base_changed: int
+
+
+class ValidationList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ValidationObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    counts: ValidationCounts
+
+
 class EngineAcknowledgement(BaseModel):
     """What one engine holds of an erased version. `pending`: not heard from yet."""
 

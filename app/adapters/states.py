@@ -3,7 +3,10 @@
 uploaded ──> validating ──> ready ──> archived ──> erased
                  │ ├──────> rejected(code)
                  │ └──────> failed(code)      after the last attempt; may be tried again
+                 │                              a rejected one only on another base model
                  └<──── uploaded               an attempt ended without a verdict
+ready | archived ──> uploaded                  the base model was changed
+archived ──> ready                             brought back
 every state but erased may go to erased
 """
 
@@ -20,10 +23,10 @@ ERASED: Final = "erased"
 NEXT: Final[dict[str, frozenset[str]]] = {
     UPLOADED: frozenset({VALIDATING, FAILED, ERASED}),
     VALIDATING: frozenset({UPLOADED, READY, REJECTED, FAILED, ERASED}),
-    READY: frozenset({ARCHIVED, ERASED}),
-    REJECTED: frozenset({ERASED}),
+    READY: frozenset({ARCHIVED, UPLOADED, ERASED}),
+    REJECTED: frozenset({UPLOADED, ERASED}),
     FAILED: frozenset({UPLOADED, ERASED}),
-    ARCHIVED: frozenset({READY, ERASED}),
+    ARCHIVED: frozenset({READY, UPLOADED, ERASED}),
     ERASED: frozenset(),
 }
 TERMINAL: Final = frozenset({READY, REJECTED, FAILED, ARCHIVED, ERASED})

@@ -1,6 +1,6 @@
 """The adapters domain's Celery tasks, as plain coroutines; `app.worker` gives them to Celery."""
 
-from app.adapters import sweeps
+from app.adapters import base_change, sweeps
 from app.adapters.resources import Resources
 from app.adapters.validation import validate
 
@@ -15,6 +15,11 @@ async def sweep(resources: Resources) -> str:
     sent = await sweeps.sweep_validations(resources)
     still = await sweeps.sweep_erasures(resources)
     return f"{sent} validations sent, {still} erasures pending"
+
+
+async def follow_base(resources: Resources) -> str:
+    """Looks whether the engines serve another base model."""
+    return f"{await base_change.sweep_base_change(resources)} versions due on a new base model"
 
 
 async def clean(resources: Resources) -> str:

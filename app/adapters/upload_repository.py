@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.models import Upload, UploadPart
@@ -49,7 +49,7 @@ async def reserved_bytes(
 
 
 async def parts_of(session: AsyncSession, upload_ids: Iterable[str]) -> Sequence[UploadPart]:
-    """By upload and number."""
+    """By upload and number. By its parent: the uploads were found by their tenant."""
     rows = await session.scalars(
         select(UploadPart)
         .where(UploadPart.upload_id.in_(list(upload_ids)))
@@ -59,13 +59,17 @@ async def parts_of(session: AsyncSession, upload_ids: Iterable[str]) -> Sequence
 
 
 async def part(session: AsyncSession, upload_id: str, number: int) -> UploadPart | None:
+    """By its parent: the upload was found by its tenant."""
     return await session.get(UploadPart, (upload_id, number))
 
 
 async def drop_parts(
     session: AsyncSession, upload_id: str, *, stored_as: str | None = None
 ) -> None:
-    """Forgets all parts of an upload, or the one of that name."""
+    """Forgets all parts of an upload, or the one of that name.
+
+    By its parent: the upload was found by its tenant, or has expired.
+    """
     query = delete(UploadPart).where(UploadPart.upload_id == upload_id)
     if stored_as is not None:
         query = query.where(UploadPart.stored_as == stored_as)
@@ -73,12 +77,29 @@ async def drop_parts(
 
 
 async def drop(session: AsyncSession, upload_id: str) -> None:
+    """By its parent: the upload was found by its tenant, or has expired."""
     await drop_parts(session, upload_id)
     await session.execute(delete(Upload).where(Upload.id == upload_id))
 
 
+async def ids_of(session: AsyncSession, tenant_id: str) -> Sequence[str]:
+    """All of the tenant's, expired and completed ones too."""
+    return (await session.scalars(select(Upload.id).where(Upload.tenant_id == tenant_id))).all()
+
+
+async def expire_all(session: AsyncSession, tenant_id: str, now: datetime) -> int:
+    """Ends the tenant's uploads: nobody finds them any more. How many waited for parts."""
+    ended = await session.execute(
+        update(Upload)
+        .where(Upload.tenant_id == tenant_id, Upload.state == OPEN, Upload.expires_at > now)
+        .values(expires_at=now)
+        .returning(Upload.id)
+    )
+    return len(ended.all())
+
+
 async def expired(session: AsyncSession, now: datetime, limit: int) -> Sequence[str]:
-    """Ids of uploads of any tenant whose day is over."""
+    """Ids of uploads of any tenant whose day is over. Of any tenant: for the sweep."""
     rows = await session.scalars(
         select(Upload.id).where(Upload.expires_at <= now).order_by(Upload.expires_at).limit(limit)
     )
@@ -86,7 +107,7 @@ async def expired(session: AsyncSession, now: datetime, limit: int) -> Sequence[
 
 
 async def still_open(session: AsyncSession, upload_ids: Iterable[str]) -> set[str]:
-    """Those of the ids that an open upload has."""
+    """Those of the ids that an open upload has. Of any tenant: for the sweep."""
     rows = await session.scalars(
         select(Upload.id).where(Upload.id.in_(list(upload_ids)), Upload.state == OPEN)
     )

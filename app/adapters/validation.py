@@ -13,17 +13,20 @@ from datetime import timedelta
 from typing import Any
 
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from app.adapters import base_models, repository, run_repository, states
-from app.adapters.check_process import Bounds, CheckCrashed, run_checks
+from app.adapters.check_process import CheckCrashed
+from app.adapters.file_checks import check_files
 from app.adapters.live_alias import follow_live
 from app.adapters.models import Check, ValidationRun
 from app.adapters.notices import announce
-from app.adapters.outcome import GROUPS, CheckOutcome, first_failure
+from app.adapters.outcome import CheckOutcome, first_failure
 from app.adapters.probes import Engine, ProbeInterrupted, Thresholds, probe
 from app.adapters.resources import Resources
 from app.audit import service as audit
 from app.ids import new_id
+from app.logging import where
 from app.tenants import repository as tenants
 from app.webhooks.outbox import deliver_soon
 from engine.errors import (
@@ -38,6 +41,8 @@ from engine.types import AdapterRef, ModelDescription
 log = structlog.get_logger(__name__)
 
 DESCRIBE_TIMEOUT_S = 5.0
+RENEWALS = 3
+"""How often a lease is renewed in its own time."""
 RETRY_AFTER_S = 15.0
 """Pause before a run without a verdict is taken up again."""
 
@@ -77,15 +82,58 @@ async def validate(resources: Resources, version_id: str) -> str:
     if claim is None:
         return "nothing to do"
     try:
-        try:
-            outcomes, description = await _check(resources, claim)
-            result = await _conclude(resources, claim, outcomes, description)
-        except NoVerdict as reason:
-            result = await _put_back(resources, claim, reason)
+        result = await _while_held(resources, claim)
     except LeaseLost:
         return "taken over"
     await deliver_soon(resources.db, resources.queue, claim.tenant_id, resources.clock.now())
     return result
+
+
+async def _while_held(resources: Resources, claim: Claim) -> str:
+    """Works on a claimed run, and gives up when its lease is lost.
+
+    The lease is short and renewed while this process lives, so that what a killed worker leaves is
+    taken up soon, however long a check may take.
+    """
+    working = asyncio.create_task(_work(resources, claim))
+    beating = asyncio.create_task(_keep_lease(resources, claim))
+    try:
+        await asyncio.wait((working, beating), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        beating.result()  # raises LeaseLost
+        raise LeaseLost
+    finally:
+        for task in (working, beating):
+            task.cancel()
+        await asyncio.gather(working, beating, return_exceptions=True)
+
+
+async def _work(resources: Resources, claim: Claim) -> str:
+    try:
+        outcomes, description = await _check(resources, claim)
+        return await _conclude(resources, claim, outcomes, description)
+    except NoVerdict as reason:
+        return await _put_back(resources, claim, reason)
+    except (LeaseLost, SQLAlchemyError):
+        raise  # nothing can or may be written now; the lease runs out
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not make a task that loops
+        log.error("validation_broke", error=type(error).__name__, where=where(error))
+        broke = NoVerdict(
+            "validation_error",
+            f"the validation stopped with {type(error).__name__}; this is a fault of the server's",
+            counts=True,
+        )
+        return await _put_back(resources, claim, broke)
+
+
+async def _keep_lease(resources: Resources, claim: Claim) -> None:
+    while True:
+        await asyncio.sleep(resources.settings.validation_lease_s / RENEWALS)
+        try:
+            await _renew(resources, claim)
+        except SQLAlchemyError as error:  # the next renewal may still be in time
+            log.warning("lease_not_renewed", error=type(error).__name__)
 
 
 async def _claim(resources: Resources, version_id: str) -> Claim | None:
@@ -138,11 +186,7 @@ async def _check(resources: Resources, claim: Claim) -> tuple[list[CheckOutcome]
                 await _record(resources, claim, outcome)
                 outcomes.append(outcome)
     except CheckCrashed as crash:
-        if not crash.files_fault:
-            raise NoVerdict(crash.code, crash.message, counts=True) from crash
-        outcome = CheckOutcome.failed(GROUPS[len(outcomes)], crash.code, crash.message)
-        await _record(resources, claim, outcome)
-        outcomes.append(outcome)
+        raise NoVerdict(crash.code, crash.message, counts=True) from crash
     if first_failure(outcomes) is None:
         outcome = await _behaviour(resources, claim, engine, description)
     else:
@@ -199,24 +243,17 @@ async def _bases(resources: Resources) -> list[tuple[Engine | None, ModelDescrip
 async def _file_checks(
     resources: Resources, claim: Claim, description: ModelDescription
 ) -> AsyncGenerator[CheckOutcome]:
-    settings = resources.settings
     try:
         files = await asyncio.to_thread(resources.store.open, claim.ref)
     except (AdapterMissing, AdapterCorrupt) as error:
         raise NoVerdict(error.code, error.message, counts=True) from error
     except StoreUnavailable as error:
         raise NoVerdict(error.code, error.message, counts=False) from error
-    bounds = Bounds(
-        memory_bytes=settings.validation_memory_bytes,
-        cpu_s=max(1, int(settings.validation_timeout_s)),
-        wall_s=settings.validation_timeout_s,
-    )
-    checks = run_checks(
+    checks = check_files(
         files.weights_path.parent,
         description,
         max_rank=claim.max_rank,
-        max_bytes=settings.max_adapter_bytes,
-        bounds=bounds,
+        settings=resources.settings,
     )
     try:
         async with aclosing(checks) as outcomes:

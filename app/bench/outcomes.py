@@ -41,6 +41,18 @@ class Outcome:
                 self.late_tokens += since_first > k * self.budget.tpot_ms + 1e-6
         self.tokens += count
 
+    def count(self, tokens: int) -> None:
+        """The server's own count, where it differs from what was seen: several came together.
+
+        Then only the last token's due time can be judged.
+        """
+        if tokens <= self.tokens or self.first_ms is None or self.last_ms is None:
+            return
+        self.tokens = tokens
+        if self.budget.tpot_ms is not None:
+            due_ms = self.first_ms + (tokens - 1) * self.budget.tpot_ms
+            self.late_tokens = int(self.last_ms > due_ms + 1e-6)
+
     @property
     def answered(self) -> bool:
         return self.done and not self.refused
@@ -59,9 +71,14 @@ class Outcome:
     @property
     def good(self) -> bool:
         """Answered whole and inside its budget; without a budget, answered."""
-        if not self.answered:
-            return False
-        limit_ms, ttft_ms = self.budget.ttft_ms, self.ttft_ms
-        if limit_ms is not None and (ttft_ms is None or ttft_ms > limit_ms + 1e-6):
-            return False
-        return self.late_tokens == 0
+        return self.good_at_end and self.late_tokens == 0
+
+    @property
+    def good_at_end(self) -> bool:
+        """The same by the first and the last token alone: a late one between may be made up for."""
+        ttft_ms, tpot_ms = self.ttft_ms, self.tpot_ms or 0.0
+        return (
+            self.answered
+            and (self.budget.ttft_ms is None or (ttft_ms or 0.0) <= self.budget.ttft_ms + 1e-6)
+            and (self.budget.tpot_ms is None or tpot_ms <= self.budget.tpot_ms + 1e-6)
+        )

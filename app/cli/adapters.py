@@ -1,5 +1,6 @@
 """`loramux adapters`: check offline, push and wait for the verdict, list."""
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -14,10 +15,13 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
+from app.adapters import file_checks
+from app.adapters.check_process import CheckCrashed
+from app.cli import parts
 from app.cli.database import settings
 from app.cli.http import api, expect
 from app.cli.output import JsonFlag, console, fail, print_json, print_rows, stderr
-from engine.adapters.manifest import CONFIG_NAME, WEIGHTS_NAME, check_adapter_folder
+from engine.adapters.manifest import CONFIG_NAME, WEIGHTS_NAME
 from engine.types import ModelDescription
 
 app = typer.Typer(help="Check, upload and list adapters.", no_args_is_help=True)
@@ -37,12 +41,22 @@ STYLES = {"pass": "green", "warn": "yellow", "fail": "red", "skipped": "dim"}
 def check(folder: FolderArgument, as_json: JsonFlag = False) -> None:
     """Check an adapter without a server: what an upload would be told, but for its behaviour."""
     _require_files(folder)
-    report = check_adapter_folder(folder, describe_base_model(), settings().max_rank)
+    configured = settings()
+    work = file_checks.report(
+        folder.absolute(),
+        describe_base_model(),
+        max_rank=configured.max_rank,
+        settings=configured,
+    )
+    try:
+        report = asyncio.run(work)
+    except CheckCrashed as crash:
+        fail(crash.message)
     if as_json:
-        print_json(report.as_json())
+        print_json(report)
     else:
-        _print_groups(report.as_json()["groups"])
-    if report.status == "fail":
+        _print_groups(report["groups"])
+    if report["status"] == "fail":
         raise typer.Exit(1)
 
 
@@ -70,7 +84,10 @@ def push(
     key: KeyOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Upload an adapter and wait for the verdict: exit status 0 when it is ready."""
+    """Upload an adapter and wait for the verdict: exit status 0 when it is ready.
+
+    A large one that was broken off goes on where it stopped when the command is given again.
+    """
     _require_files(folder)
     with api(url, key) as client, _progress() as progress:
         version = wait_for_verdict(client, send(client, folder, name, progress), progress)
@@ -115,8 +132,13 @@ def list_(url: UrlOption = None, key: KeyOption = None, as_json: JsonFlag = Fals
 
 
 def send(client: httpx.Client, folder: Path, name: str, progress: Progress) -> dict[str, Any]:
-    """Uploads both files; the bar follows what was read. Returns the version object."""
+    """Uploads both files; the bar follows what was read. Returns the version object.
+
+    Large adapters go in parts, so that a broken line costs one part and not all.
+    """
     total = sum((folder / file).stat().st_size for file in (CONFIG_NAME, WEIGHTS_NAME))
+    if total > parts.IN_PARTS_FROM_BYTES:
+        return parts.send_in_parts(client, folder, name, progress)
     task = progress.add_task(f"{name}: sending", total=total)
     with ExitStack() as stack:
         files = {}

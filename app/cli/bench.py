@@ -1,151 +1,186 @@
-"""`loramux bench`: closed-loop load on any OpenAI-compatible server, with latencies and goodput."""
+"""`loramux bench`: an open-loop workload against any OpenAI-compatible server."""
 
 import asyncio
-import json
-import statistics
-from dataclasses import dataclass
-from typing import Annotated, Any
+import contextlib
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
 
 import httpx
 import typer
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
-from app.cli.http import api_key, async_api, describe_error, require_server
-from app.cli.output import JsonFlag, fail, print_json, print_rows, stderr
+from app.bench.live import Caller, LiveRun, discover_models, open_client, spread
+from app.bench.outcomes import Outcome
+from app.bench.plots import PlotsUnavailable, Run, draw_plots
+from app.bench.report import summarise
+from app.bench.tables import as_document, print_reports, write_json
+from app.bench.workloads import (
+    WORKLOADS,
+    Budget,
+    Lengths,
+    Workload,
+    generate,
+)
+from app.cli.http import require_server, server_url
+from app.cli.output import JsonFlag, console, fail, print_json, stderr
 from app.clock import SystemClock
 
-CLOCK = SystemClock()
-WORDS = ("harbour", "lantern", "copper", "meadow", "signal", "orchard", "granite", "velvet")
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One request: `error` is empty when it was answered whole."""
-
-    model: str
-    ttft_ms: float
-    total_ms: float
-    tokens: int
-    error: str = ""
-
-    @property
-    def tpot_ms(self) -> float:
-        return (self.total_ms - self.ttft_ms) / max(1, self.tokens - 1)
+INTERRUPTED = 130
+"""The exit code after ctrl-C, as shells have it."""
 
 
 def bench(
-    model: Annotated[list[str], typer.Option(help="May be repeated; requests take turns.")],
+    workload: Annotated[str, typer.Option(help=" | ".join(WORKLOADS))] = "zipf",
+    rate: Annotated[float, typer.Option(min=0.001, help="Requests per second.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0.1, max=86_400, help="Of arrivals.")] = 30.0,
+    model: Annotated[
+        list[str] | None, typer.Option(help="May be repeated. Default: all of /v1/models.")
+    ] = None,
     url: Annotated[str | None, typer.Option("--url", help="The server; or LORAMUX_URL.")] = None,
-    key: Annotated[str | None, typer.Option("--key", help="The key; or LORAMUX_API_KEY.")] = None,
-    requests: Annotated[int, typer.Option(min=1, max=100_000)] = 32,
-    concurrency: Annotated[int, typer.Option(min=1, max=512)] = 8,
-    prompt_words: Annotated[int, typer.Option(min=1, max=4000)] = 64,
-    max_tokens: Annotated[int, typer.Option(min=1, max=4000)] = 64,
-    ttft_ms: Annotated[float, typer.Option(help="Counts as good up to this TTFT.")] = 2000.0,
-    tpot_ms: Annotated[float, typer.Option(help="... and this time per output token.")] = 200.0,
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", help="One per tenant; or LORAMUX_API_KEY (several: with commas)."),
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Median.")] = 64,
+    output_tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Median.")] = 32,
+    most_prompt: Annotated[int, typer.Option(min=1, help="Longest prompt, in tokens.")] = 1024,
+    most_output: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    cv: Annotated[
+        float | None, typer.Option(min=0.01, help="Of the gaps: 1 Poisson, 4 bursty.")
+    ] = None,
+    ttft_ms: Annotated[float | None, typer.Option(min=0.1, help="Good up to this TTFT.")] = 2000.0,
+    tpot_ms: Annotated[
+        float | None, typer.Option(min=0.1, help="Token k due at first token + k times this.")
+    ] = 200.0,
+    percentile: Annotated[
+        float, typer.Option(min=0.01, max=0.999, help="Share that must be good.")
+    ] = 0.95,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one answer.")] = 120.0,
+    seed: Annotated[int, typer.Option(min=0)] = 1,
+    output: Annotated[Path | None, typer.Option(help="Write the JSON here as well.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Write PNG plots into this folder.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Send REQUESTS streamed chats, CONCURRENCY at a time, and report what callers saw."""
-    secret = api_key(key)
+    """Send a workload at its own pace (open loop) and report what callers saw.
+
+    Every request is streamed; refusals count against goodput. Ctrl-C stops and reports.
+    """
+    if workload not in WORKLOADS:
+        fail(f"{workload!r} is no workload; there are {', '.join(WORKLOADS)}")
+    keys = _keys(key)
+    if workload == "flood" and len(keys) < 2:
+        fail("flood is one tenant beside others: give a --key of each, the flooding one first")
     require_server(url)
-    started_ms = CLOCK.monotonic_ms()
-    body = {
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    samples = asyncio.run(_run(url, secret, model, requests, concurrency, prompt_words, body))
-    summary = summarise(samples, (CLOCK.monotonic_ms() - started_ms) / 1000, ttft_ms, tpot_ms)
+    shape = replace(
+        WORKLOADS[workload],
+        prompt=Lengths(prompt_tokens, 0.6, 1, max(prompt_tokens, most_prompt)),
+        output=Lengths(output_tokens, 0.6, 1, max(output_tokens, most_output)),
+        max_tokens=max(output_tokens, most_output),
+        budgets=(Budget(ttft_ms, tpot_ms, percentile),),
+        cv=cv or WORKLOADS[workload].cv,
+    )
+    outcomes, taken_s, stopped = asyncio.run(
+        _run(_address(url), keys, model, shape, rate, seconds, timeout, seed)
+    )
+    report = summarise(outcomes, max(taken_s, 1e-3))
+    label = f"{workload} @{rate:g}/s"
+    facts = {"workload": workload, "rate": rate, "seconds": seconds, "seed": seed,
+             "url": _address(url), "interrupted": stopped}  # fmt: skip
+    if output is not None:
+        write_json(output, {label: report}, **facts)
+    if plots is not None:
+        try:
+            draw_plots(plots, {label: Run(outcomes, report)})
+        except PlotsUnavailable as error:
+            fail(str(error))
     if as_json:
-        print_json(summary)
-        return
-    rows = [{"measure": name.replace("_", " "), "value": value} for name, value in summary.items()]
-    print_rows(rows, ("measure", "value"), as_json=False, empty="")
-    errors = sorted({sample.error for sample in samples if sample.error})
-    if errors:
-        fail("; ".join(errors[:3]))
-
-
-def summarise(
-    samples: list[Sample], seconds: float, ttft_ms: float, tpot_ms: float
-) -> dict[str, Any]:
-    """Medians and 95th percentiles in ms over what was answered; refusals count against goodput."""
-    answered = [sample for sample in samples if not sample.error]
-    good = [s for s in answered if s.ttft_ms <= ttft_ms and s.tpot_ms <= tpot_ms]
-    ttft = [sample.ttft_ms for sample in answered]
-    tpot = [sample.tpot_ms for sample in answered]
-    return {
-        "requests": len(samples),
-        "failed": len(samples) - len(answered),
-        "seconds": round(seconds, 2),
-        "output_tokens_per_s": round(sum(s.tokens for s in answered) / seconds, 1),
-        "goodput_share": round(len(good) / len(samples), 3),
-        "ttft_ms_p50": _percentile(ttft, 50),
-        "ttft_ms_p95": _percentile(ttft, 95),
-        "tpot_ms_p50": _percentile(tpot, 50),
-        "tpot_ms_p95": _percentile(tpot, 95),
-    }
-
-
-def _percentile(values: list[float], percent: int) -> float | None:
-    if not values:
-        return None
-    if len(values) == 1:
-        return round(values[0], 1)
-    return round(statistics.quantiles(values, n=100, method="inclusive")[percent - 1], 1)
+        print_json(as_document({label: report}, **facts))
+    else:
+        print_reports(_show, {label: report})
+    if stopped:
+        raise typer.Exit(INTERRUPTED)
+    if not report.answered:
+        fail("no request was answered")
 
 
 async def _run(
-    url: str | None,
-    key: str,
-    models: list[str],
-    requests: int,
-    concurrency: int,
-    prompt_words: int,
-    body: dict[str, Any],
-) -> list[Sample]:
-    gate = asyncio.Semaphore(concurrency)
-    with Progress(console=stderr, transient=True) as progress:
-        task = progress.add_task("requests", total=requests)
-        async with async_api(url, key) as client:
+    url: str,
+    keys: Sequence[str],
+    models: Sequence[str] | None,
+    shape: Workload,
+    rate: float,
+    seconds: float,
+    timeout_s: float,
+    seed: int,
+) -> tuple[list[Outcome], float, bool]:
+    """The outcomes, the seconds that it took, and whether it was stopped."""
+    async with open_client(url, timeout_s) as client:
+        callers = [Caller(key, models or await _models(client, key)) for key in keys]
+        tenants, adapters = spread(callers)
+        shape = replace(shape, tenants=tenants, adapters=adapters)
+        requests = generate(shape, rate_per_s=rate, duration_ms=1000.0 * seconds, seed=seed)
+        if not requests:
+            fail(f"{rate:g} requests a second for {seconds:g} s are none; raise one of them")
+        with Progress(console=stderr, transient=True) as progress:
+            bar = progress.add_task("sending", total=len(requests))
+            live = LiveRun(client, callers, shape, SystemClock(), timeout_s, seed)
+            live.on_end = lambda _: _advance(progress, bar)
+            with _stops_on_ctrl_c(live):
+                taken_s = await live.run(requests)
+        return live.outcomes, taken_s, live.stop.is_set()
 
-            async def one(number: int) -> Sample:
-                words = (WORDS[(number + i) % len(WORDS)] for i in range(prompt_words))
-                prompt = f"Request {number}. Tell a story with these words: {' '.join(words)}"
-                message = {"role": "user", "content": prompt}
-                async with gate:
-                    call = body | {"model": models[number % len(models)], "messages": [message]}
-                    sample = await _measure(client, call)
-                progress.advance(task)
-                return sample
 
-            return await asyncio.gather(*(one(number) for number in range(requests)))
-
-
-async def _measure(client: httpx.AsyncClient, call: dict[str, Any]) -> Sample:
-    started_ms = CLOCK.monotonic_ms()
-    first_ms: float | None = None
-    tokens = 0
-    error = ""
+async def _models(client: httpx.AsyncClient, key: str) -> list[str]:
     try:
-        async with client.stream("POST", "/v1/chat/completions", json=call) as response:
-            if not response.is_success:
-                await response.aread()
-                return Sample(call["model"], 0.0, 0.0, 0, describe_error(response))
-            async for line in response.aiter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                chunk = json.loads(line[len("data: ") :])
-                if "error" in chunk:
-                    error = chunk["error"]["message"]
-                    continue
-                if first_ms is None and any(c["delta"].get("content") for c in chunk["choices"]):
-                    first_ms = CLOCK.monotonic_ms()
-                if chunk.get("usage"):
-                    tokens = chunk["usage"]["completion_tokens"]
-    except httpx.HTTPError as problem:
-        error = f"the connection failed ({type(problem).__name__})"
-    ended_ms = CLOCK.monotonic_ms()
-    ttft_ms = (first_ms or ended_ms) - started_ms
-    return Sample(call["model"], ttft_ms, ended_ms - started_ms, tokens, error)
+        models = await discover_models(client, key)
+    except httpx.HTTPStatusError as error:
+        fail(f"/v1/models answered {error.response.status_code}; name models with --model")
+    except (httpx.HTTPError, ValueError) as error:
+        fail(f"the models could not be listed ({error}); name them with --model")
+    if not models:
+        fail("the key may call no model; name one with --model")
+    return models
+
+
+@contextlib.contextmanager
+def _stops_on_ctrl_c(live: LiveRun) -> Iterator[None]:
+    """The first ctrl-C stops the run; a second one the command."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        live.stop.set()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    loop.add_signal_handler(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+def _keys(given: Sequence[str] | None) -> list[str]:
+    keys = list(given or os.environ.get("LORAMUX_API_KEY", "").split(","))
+    keys = [key.strip() for key in keys if key.strip()]
+    if not keys:
+        fail(
+            "no API key: set LORAMUX_API_KEY (create one with `loramux keys create --tenant NAME`; "
+            "for a server that asks for none, any word)"
+        )
+    return keys
+
+
+def _address(url: str | None) -> str:
+    """Servers are often named with the version in the path."""
+    return server_url(url).removesuffix("/v1")
+
+
+def _advance(progress: Progress, bar: TaskID) -> None:
+    progress.advance(bar)
+
+
+def _show(line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -8,13 +8,23 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.caller import KeyLimits
 from app.cli.database import ACTOR, in_transaction
-from app.cli.output import JsonFlag, console, fail, print_json, print_rows
+from app.cli.output import (
+    ALL_ROWS,
+    JsonFlag,
+    SearchOption,
+    SortOption,
+    console,
+    fail,
+    print_json,
+    print_rows,
+)
 from app.cli.tenants import LimitOption, parse_limits
 from app.keys import leaks, service
 from app.keys.models import ApiKey
 from app.keys.restrictions import access_of
 from app.keys.schemas import CheckedKey
 from app.platform import Platform
+from app.tables import TableQuery
 from app.tenants import service as tenants
 
 app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
@@ -76,7 +86,12 @@ def create(
 
 
 @app.command("list")
-def list_(tenant: TenantOption = None, as_json: JsonFlag = False) -> None:
+def list_(
+    tenant: TenantOption = None,
+    search: SearchOption = "",
+    sort: SortOption = "",
+    as_json: JsonFlag = False,
+) -> None:
     """List keys, of one tenant or of all."""
 
     async def act(platform: Platform, session: AsyncSession) -> list[dict[str, Any]]:
@@ -84,14 +99,15 @@ def list_(tenant: TenantOption = None, as_json: JsonFlag = False) -> None:
         if tenant is not None:
             tenant_id = (await tenants.find_by_name(session, tenant)).id
         now = platform.clock.now()
-        rows = await service.list_keys(session, tenant_id=tenant_id, limit=10_000)
-        return [_row(key, service.state(key, now)) for key in rows]
+        wanted = TableQuery(search=search, sort=sort, limit=ALL_ROWS)
+        table = await service.key_table(session, wanted, tenant_id=tenant_id)
+        return [_row(key, owner, service.state(key, now)) for key, owner in table.rows]
 
     print_rows(
         in_transaction(act),
-        ("id", "name", "key", "tenant_id", "adapters", "access", "state", "last_used_at"),
+        ("id", "name", "key", "tenant", "adapters", "access", "state", "last_used_at"),
         as_json=as_json,
-        empty="There is no key yet: loramux keys create --tenant NAME",
+        empty="There is no such key: loramux keys create --tenant NAME",
     )
 
 
@@ -161,12 +177,13 @@ def _sentence(finding: CheckedKey, offline: bool) -> str:
     return f"{finding.shown} of {whose} does not work: {why}."
 
 
-def _row(key: ApiKey, state: str) -> dict[str, Any]:
+def _row(key: ApiKey, tenant: str | None, state: str) -> dict[str, Any]:
     return {
         "id": key.id,
         "name": key.name,
         "key": f"lmx_{key.public_id}_…{key.last4}",
         "tenant_id": key.tenant_id,
+        "tenant": tenant,
         "adapters": key.scopes.get("adapters"),
         "access": access_of(key.scopes),
         "networks": key.scopes.get("networks"),

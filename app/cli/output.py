@@ -15,6 +15,14 @@ stderr = Console(stderr=True)
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 
 
+SearchOption = Annotated[str, typer.Option("--search", help="Only rows that have this text.")]
+SortOption = Annotated[
+    str, typer.Option("--sort", help="A column; - before it for the other way round.")
+]
+ALL_ROWS = 10_000
+"""More than a person reads; who has more gives --search."""
+
+
 def print_json(document: object) -> None:
     """One line, so that it pipes well; datetimes become ISO 8601."""
     console.print(json.dumps(document, default=str), soft_wrap=True, markup=False, highlight=False)

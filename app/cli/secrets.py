@@ -1,11 +1,16 @@
 """`loramux secrets`."""
 
-import typer
+from typing import Any
 
-from app.cli.database import settings
-from app.cli.output import JsonFlag, console, fail, print_json
+import typer
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.cli.database import ACTOR, in_transaction, settings
+from app.cli.output import JsonFlag, console, fail, print_json, print_rows
 from app.crypto import FileSource, SecretError
+from app.platform import Platform
 from app.processes import curve_dir
+from app.rotation import drop_drained, versions_in_use
 from engine.client import CurveKeyError, create_curve_keys
 
 app = typer.Typer(
@@ -42,3 +47,37 @@ def rotate() -> None:
     except SecretError as error:
         fail(str(error))
     console.print(f"The root secret is at version {version}; running processes read it by and by.")
+
+
+@app.command("list")
+def list_(as_json: JsonFlag = False) -> None:
+    """List the root secret's versions and how much still depends on each."""
+
+    async def act(platform: Platform, session: AsyncSession) -> list[dict[str, Any]]:
+        used = await versions_in_use(session, platform.clock.now())
+        current = platform.secrets.current_version
+        return [
+            {"version": version, "signs": version == current, "depend": used.get(version, 0)}
+            for version in platform.secrets.versions
+        ]
+
+    print_rows(in_transaction(act), ("version", "signs", "depend"), as_json=as_json, empty="")
+
+
+@app.command()
+def drop(version: int) -> None:
+    """Remove a version that nothing depends on any more; see `loramux secrets list`."""
+    configured = settings()
+    if configured.root_secret is not None:
+        fail("LORAMUX_ROOT_SECRET is set: leave the version out of it, and restart the processes")
+    source = FileSource(configured.root_secret_file)
+
+    async def act(platform: Platform, session: AsyncSession) -> None:
+        now = platform.clock.now()
+        await drop_drained(session, source, version, now=now, actor=ACTOR)
+
+    try:
+        in_transaction(act)
+    except SecretError as error:
+        fail(str(error))
+    console.print(f"version {version} of the root secret is gone")

@@ -6,8 +6,18 @@ import typer
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.cli.database import ACTOR, in_transaction
-from app.cli.output import JsonFlag, console, fail, print_json, print_rows
+from app.cli.output import (
+    ALL_ROWS,
+    JsonFlag,
+    SearchOption,
+    SortOption,
+    console,
+    fail,
+    print_json,
+    print_rows,
+)
 from app.platform import Platform
+from app.tables import TableQuery
 from app.tenants import deletion, service
 from app.tenants.models import Tenant
 from app.tenants.schemas import TenantReceipt
@@ -15,6 +25,7 @@ from app.tenants.schemas import TenantReceipt
 app = typer.Typer(help="Create, list, change, suspend and delete tenants.", no_args_is_help=True)
 
 COLUMNS = ("name", "id", "status", "requests_per_minute", "tokens_per_minute", "weight")
+FRACTIONAL = ("weight", "ttft_ms", "tpot_ms", "budget_percentile")
 LimitOption = Annotated[
     list[str],
     typer.Option("--limit", help="NAME=VALUE, such as tokens_per_minute=50000; VALUE may be none."),
@@ -39,14 +50,21 @@ def create(name: str, limit: LimitOption = [], as_json: JsonFlag = False) -> Non
 
 
 @app.command("list")
-def list_(as_json: JsonFlag = False) -> None:
-    """List the tenants."""
+def list_(
+    search: SearchOption = "",
+    sort: SortOption = "",
+    deleted: Annotated[bool, typer.Option("--deleted", help="Also those that are gone.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the tenants, and when each was last used."""
 
     async def act(_: Platform, session: AsyncSession) -> list[dict[str, Any]]:
-        return [row(tenant) for tenant in await service.list_tenants(session, limit=10_000)]
+        wanted = TableQuery(search=search, sort=sort, limit=ALL_ROWS)
+        table = await service.tenant_table(session, wanted, deleted=deleted)
+        return [{**row(tenant), "last_used_at": used} for tenant, used in table.rows]
 
-    empty = "There is no tenant yet: loramux tenants create NAME"
-    print_rows(in_transaction(act), COLUMNS, as_json=as_json, empty=empty)
+    empty = "There is no such tenant." if search else "There is none: loramux tenants create NAME"
+    print_rows(in_transaction(act), (*COLUMNS, "last_used_at"), as_json=as_json, empty=empty)
 
 
 @app.command()
@@ -121,7 +139,8 @@ def _show_receipt(tenant_id: str, as_json: bool) -> None:
         f"{receipt.tenant_name} ({receipt.tenant_id}) is "
         + ("erased." if receipt.complete else "being erased; nothing of it works any more."),
         f"keys revoked: {receipt.keys_revoked}; users removed: {receipt.users_removed}; "
-        f"sessions ended: {receipt.sessions_ended}; calls running: {receipt.calls_running}",
+        f"sessions ended: {receipt.sessions_ended}; uploads dropped: {receipt.uploads_dropped}; "
+        f"calls running: {receipt.calls_running}",
         f"adapters erased: {adapters.erased}; waiting for engines: {adapters.pending}; "
         f"to do: {adapters.left}",
         "What stays:",
@@ -150,7 +169,7 @@ def parse_limits(given: list[str], known: tuple[str, ...] = service.LIMITS) -> d
         name, equals, text = entry.partition("=")
         if not equals or name not in known:
             fail(f"{entry!r} is no limit; write NAME=VALUE, the names are {', '.join(known)}")
-        fractional = name in ("weight", "ttft_ms", "tpot_ms")
+        fractional = name in FRACTIONAL
         try:
             limits[name] = None if text == "none" else float(text) if fractional else int(text)
         except ValueError:

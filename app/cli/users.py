@@ -1,19 +1,33 @@
 """`loramux users`."""
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, cast
 
 import typer
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.cli.database import ACTOR, in_transaction
-from app.cli.output import JsonFlag, console, fail, print_json, print_rows
+from app.cli.output import (
+    ALL_ROWS,
+    JsonFlag,
+    SearchOption,
+    SortOption,
+    console,
+    fail,
+    print_json,
+    print_rows,
+)
 from app.platform import Platform
+from app.tables import TableQuery
 from app.tenants import service as tenants
-from app.users import service
+from app.users import service, sessions
 from app.users.links import link_url
+from app.users.models import User
 from app.users.service import UserRole
 
-app = typer.Typer(help="Invite and list users of the console.", no_args_is_help=True)
+app = typer.Typer(
+    help="Invite, list, suspend and remove users of the console.", no_args_is_help=True
+)
 
 ROLES = {"admin": "tenant_admin", "viewer": "tenant_viewer", "operator": "operator"}
 
@@ -52,18 +66,100 @@ def create(
     console.print(made["link"], soft_wrap=True, highlight=False)
 
 
+Change = Callable[[Platform, AsyncSession, User], Awaitable[str]]
+
+
+def _change(email: str, change: Change) -> None:
+    """Finds the user by email or id, and prints what `change` answers."""
+
+    async def act(platform: Platform, session: AsyncSession) -> str:
+        return await change(platform, session, await service.find_by_email(session, email))
+
+    console.print(in_transaction(act), soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command()
+def reset(email: str) -> None:
+    """Print a link at which a user chooses a new password."""
+
+    async def change(platform: Platform, session: AsyncSession, user: User) -> str:
+        invitation = await service.start_reset(
+            session,
+            user.id,
+            tenant_id=None,
+            secrets=platform.secrets,
+            settings=platform.settings,
+            now=platform.clock.now(),
+            actor=ACTOR,
+        )
+        return link_url(platform.settings, invitation)
+
+    _change(email, change)
+
+
+@app.command()
+def suspend(email: str) -> None:
+    """Sign a user out and let them in no more."""
+    _set_status(email, active=False)
+
+
+@app.command()
+def resume(email: str) -> None:
+    """Let a suspended user in again."""
+    _set_status(email, active=True)
+
+
+def _set_status(email: str, *, active: bool) -> None:
+    async def change(platform: Platform, session: AsyncSession, user: User) -> str:
+        now = platform.clock.now()
+        changed = await service.set_status(
+            session, user.id, active=active, tenant_id=None, now=now, actor=ACTOR
+        )
+        return f"{changed.email} is {changed.status}"
+
+    _change(email, change)
+
+
+@app.command("sign-out")
+def sign_out(email: str) -> None:
+    """End all of a user's sessions."""
+
+    async def change(platform: Platform, session: AsyncSession, user: User) -> str:
+        now = platform.clock.now()
+        ended = await sessions.end_sessions(session, user.id, tenant_id=None, now=now, actor=ACTOR)
+        return f"{user.email}: {ended} sessions ended"
+
+    _change(email, change)
+
+
+@app.command()
+def remove(email: str) -> None:
+    """Delete a user; the audit log keeps what they did."""
+
+    async def change(platform: Platform, session: AsyncSession, user: User) -> str:
+        now = platform.clock.now()
+        await service.remove_user(session, user.id, tenant_id=None, now=now, actor=ACTOR)
+        return f"{user.email} is removed"
+
+    _change(email, change)
+
+
 @app.command("list")
-def list_(as_json: JsonFlag = False) -> None:
+def list_(search: SearchOption = "", sort: SortOption = "", as_json: JsonFlag = False) -> None:
     """List the users."""
 
     async def act(_: Platform, session: AsyncSession) -> list[dict[str, Any]]:
         fields = ("id", "email", "role", "tenant_id", "status", "last_sign_in_at")
-        rows = await service.list_users(session, tenant_id=None, limit=10_000)
-        return [{name: getattr(user, name) for name in fields} for user in rows]
+        wanted = TableQuery(search=search, sort=sort, limit=ALL_ROWS)
+        table = await service.user_table(session, wanted, tenant_id=None)
+        return [
+            {**{name: getattr(user, name) for name in fields}, "tenant": tenant}
+            for user, tenant in table.rows
+        ]
 
     print_rows(
         in_transaction(act),
-        ("email", "role", "tenant_id", "status", "last_sign_in_at"),
+        ("email", "role", "tenant", "status", "last_sign_in_at"),
         as_json=as_json,
-        empty="There is no user yet: loramux users create EMAIL --tenant NAME",
+        empty="There is no such user: loramux users create EMAIL --tenant NAME",
     )

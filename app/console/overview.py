@@ -1,5 +1,6 @@
 """The first page of a tenant: what came in, how fast it was answered, what went wrong."""
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
@@ -28,6 +29,21 @@ STEPS = {
     "hour": (timedelta(hours=1), "%b %d %H:00 UTC"),
     "day": (timedelta(days=1), "%b %d"),
 }
+
+
+def _starts(start: datetime, end: datetime, bucket: Bucket) -> Iterator[tuple[datetime, str]]:
+    """Beginning and label of every bucket of the span."""
+    if bucket == "month":
+        at = start.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        while at <= end:
+            yield at, at.strftime("%b %Y")
+            at = (at + timedelta(days=32)).replace(day=1)
+        return
+    step, form = STEPS[bucket]
+    at = EPOCH + (start - EPOCH) // step * step
+    while at <= end:
+        yield at, at.strftime(form)
+        at += step
 
 
 @router.get("")
@@ -69,16 +85,12 @@ async def overview_page(
 
 def tokens_chart(rows: list[UsageBucket], start: datetime, end: datetime, bucket: Bucket) -> Chart:
     """Prompt and answer tokens of every bucket of the span, also of those without any."""
-    step, form = STEPS[bucket]
-    at = EPOCH + (start - EPOCH) // step * step
     sums: dict[datetime, tuple[int, int]] = {}
     for row in rows:
         prompt, answer = sums.get(row.start, (0, 0))
         sums[row.start] = (prompt + row.prompt_tokens, answer + row.completion_tokens)
     columns = []
-    while at <= end:
+    for at, label in _starts(start, end, bucket):
         prompt, answer = sums.get(at, (0, 0))
-        label = at.strftime(form)
         columns.append((label, (("prompt", float(prompt)), ("answer", float(answer)))))
-        at += step
     return bar_chart(columns, unit=" tokens")

@@ -12,8 +12,9 @@ from app.console import (
     playground,
     tenants,
     uploads,
+    usage,
 )
 
 router = APIRouter()
-for pages in (access, overview, adapters, uploads, playground, keys, limits, audit, tenants):
+for pages in (access, overview, adapters, uploads, playground, keys, usage, limits, audit, tenants):
     router.include_router(pages.router)

@@ -4,6 +4,7 @@ Every api process shows every engine, so aggregate over processes with max by (e
 A figure of an engine that does not answer is left out, `loramux_engine_up` is 0.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.core import (
@@ -14,8 +15,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from app.bounded_labels import OTHER
 from app.inference.engines import Engine
 from engine.types import STEP_BOUNDS_MS, EngineStatus
+
+OUTCOMES = ("ttft_met", "ttft_missed", "tpot_met", "tpot_missed", "refused")
 
 Values = Callable[[EngineStatus], Mapping[str, float]]
 """A status -> value by the family's second label ("" where it has none)."""
@@ -89,6 +93,14 @@ COUNTERS: dict[str, tuple[str, str, Values]] = {
         "",
         lambda s: {"": s.preemptions_total},
     ),
+    "loramux_engine_budgets": (
+        "Requests with a latency budget: kept, missed, or refused because it could not be kept.",
+        "outcome",
+        lambda s: {
+            outcome: sum(getattr(counts, outcome) for counts in s.attainment.values())
+            for outcome in ("ttft_met", "ttft_missed", "tpot_met", "tpot_missed", "refused")
+        },
+    ),
     "loramux_engine_adapter_loads": (
         "Adapters read from the store.",
         "",
@@ -105,8 +117,11 @@ COUNTERS: dict[str, tuple[str, str, Values]] = {
 class EngineCollector(Collector):
     """`engines` are asked for at every scrape; nothing is sent to them."""
 
-    def __init__(self, engines: Callable[[], Iterable[Engine]]) -> None:
+    def __init__(self, engines: Callable[[], Iterable[Engine]], tenants: int = 50) -> None:
+        """`tenants`: how many have series of their own, for as long as the process lives."""
         self._engines = engines
+        self._most_tenants = tenants
+        self._tenants: set[str] = set()
 
     def collect(self) -> Iterator[Metric]:
         engines = list(self._engines())
@@ -126,6 +141,25 @@ class EngineCollector(Collector):
                         family.add_metric([address, value] if label else [address], figure)
                 yield family
         yield _step_seconds(answering)
+        yield self._budgets(answering)
+
+    def _budgets(self, answering: Mapping[str, EngineStatus]) -> Metric:
+        family = CounterMetricFamily(
+            "loramux_engine_budgets",
+            "Latency budgets kept and missed, and requests refused because none could be kept.",
+            labels=["engine", "tenant", "outcome"],
+        )
+        for address, status in answering.items():
+            counts: Counter[tuple[str, str]] = Counter()
+            for tenant, kept in status.attainment.items():
+                if len(self._tenants) < self._most_tenants:
+                    self._tenants.add(tenant)
+                label = tenant if tenant in self._tenants else OTHER
+                for outcome in OUTCOMES:
+                    counts[label, outcome] += getattr(kept, outcome)
+            for (label, outcome), count in counts.items():
+                family.add_metric([address, label, outcome], count)
+        return family
 
 
 def _step_seconds(answering: Mapping[str, EngineStatus]) -> Metric:

@@ -6,6 +6,7 @@ from typing import Any
 
 from app.adapters.resolution import ListedModel
 from app.inference.generation import Counts, Delta
+from app.inference.tool_calls import ToolCall
 from engine.text import TextCodec
 from engine.types import TokenLogprobs
 
@@ -28,10 +29,12 @@ class WholeChoice:
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: str | None = None
+    calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, delta: Delta) -> None:
         self.text.append(delta.text)
         self.logprobs.extend(delta.logprobs or ())
+        self.calls.extend(delta.calls)
         self.finish = delta.finish or self.finish
 
 
@@ -56,11 +59,7 @@ def chat_answer(
         "choices": [
             {
                 "index": index,
-                "message": {
-                    "role": "assistant",
-                    "content": "".join(choice.text),
-                    "refusal": None,
-                },
+                "message": _message(choice),
                 "logprobs": chat_logprobs(choice.logprobs, codec),
                 "finish_reason": choice.finish,
             }
@@ -68,6 +67,22 @@ def chat_answer(
         ],
         "usage": usage_object(counts),
     }
+
+
+def _message(choice: WholeChoice) -> dict[str, Any]:
+    text = "".join(choice.text)
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if choice.calls:
+        message["content"] = text or None
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in choice.calls
+        ]
+    return message
 
 
 def completion_answer(

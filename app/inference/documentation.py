@@ -84,36 +84,119 @@ _SHARED: dict[str, Any] = {
     "safety_identifier": {"type": "string", "description": "Without effect."},
 }
 
+_CONTENT: dict[str, Any] = {
+    "oneOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["type", "text"],
+                "properties": {
+                    "type": {"type": "string", "enum": ["text"]},
+                    "text": {"type": "string"},
+                },
+            },
+        },
+    ]
+}
+
+_USER_CONTENT: dict[str, Any] = {
+    "oneOf": [{"type": "string", "minLength": 1}, _CONTENT["oneOf"][1]]
+}
+
+
+def _message(
+    *roles: str,
+    content: dict[str, Any] = _CONTENT,
+    required: tuple[str, ...] = (),
+    **more: dict[str, Any],
+) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": ["role", "content", *required],
+        "properties": {"role": {"type": "string", "enum": list(roles)}, "content": content} | more,
+    }
+
+
+_FUNCTION_NAME = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
+_NAMED_FUNCTION = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"type": "string", "enum": ["function"]},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": _FUNCTION_NAME},
+        },
+    },
+}
+_CALLS = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["id", "type", "function"],
+        "properties": {
+            "id": {"type": "string", "minLength": 1},
+            "type": {"type": "string", "enum": ["function"]},
+            "function": {
+                "type": "object",
+                "required": ["name", "arguments"],
+                "properties": {
+                    "name": {"type": "string", "minLength": 1},
+                    "arguments": {"type": "string", "description": "JSON, as the answer gave it."},
+                },
+            },
+        },
+    },
+}
+
 _CHAT: dict[str, Any] = {
     "messages": {
         "type": "array",
         "minItems": 1,
         "items": {
+            "anyOf": [
+                _message("system", "developer", "assistant"),
+                _message("user", content=_USER_CONTENT),
+                _message(
+                    "assistant",
+                    content={"type": "null"},
+                    tool_calls=_CALLS,
+                    required=("tool_calls",),
+                ),
+                _message("tool", tool_call_id={"type": "string"}, required=("tool_call_id",)),
+            ]
+        },
+    },
+    "tools": {
+        "type": "array",
+        "items": {
             "type": "object",
-            "required": ["role", "content"],
+            "required": ["type", "function"],
             "properties": {
-                "role": {
-                    "type": "string",
-                    "enum": ["system", "developer", "user", "assistant"],
-                },
-                "content": {
-                    "oneOf": [
-                        {"type": "string"},
-                        {
-                            "type": "array",
-                            "items": {
-                                "type": "object",
-                                "required": ["type", "text"],
-                                "properties": {
-                                    "type": {"type": "string", "enum": ["text"]},
-                                    "text": {"type": "string"},
-                                },
-                            },
-                        },
-                    ]
+                "type": {"type": "string", "enum": ["function"]},
+                "function": {
+                    "type": "object",
+                    "required": ["name"],
+                    "properties": {
+                        "name": _FUNCTION_NAME,
+                        "description": {"type": "string"},
+                        "parameters": {"type": "object"},
+                        "strict": {"type": "boolean"},
+                    },
+                    "additionalProperties": False,
                 },
             },
+            "additionalProperties": False,
         },
+        "description": "Needs a base model whose chat format has tools.",
+    },
+    "tool_choice": {
+        "oneOf": [{"type": "string", "enum": ["none", "auto", "required"]}, _NAMED_FUNCTION],
+        "description": "required and a named function are one call that fits its parameters.",
     },
     "logprobs": {"type": "boolean", "default": False},
     "top_logprobs": {"type": "integer", "minimum": 0, "maximum": MOST_TOP_LOGPROBS},

@@ -51,7 +51,7 @@ class EngineLink(Protocol):
     async def close(self) -> None: ...
     async def describe(self) -> ModelDescription: ...
     def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]: ...
-    async def cancel(self, request_id: str) -> None: ...
+    async def cancel(self, request_id: str, choice: int | None = None) -> None: ...
     async def status(self) -> EngineStatus: ...
     async def forget(self, ref: AdapterRef) -> bool: ...
     async def drain(self) -> None: ...
@@ -122,6 +122,7 @@ class EngineRouter:
         self._remember = remember
         self._wishes = wishes
         self._wake = asyncio.Event()
+        self._one_reading = asyncio.Lock()
         self._reading: asyncio.Future[Mapping[str, bool]] | None = None
         self._codecs: dict[str, TextCodec] = {}  # by tokenizer digest, the default one first
         self._codec_problem = "the tokenizer is being read"
@@ -263,7 +264,12 @@ class EngineRouter:
                 continue
 
     async def _read_wishes(self) -> None:
-        """What was last known stays while the database is away."""
+        """What was last known stays while the database is away. One at a time: an older answer
+        must not come after a newer one."""
+        async with self._one_reading:
+            await self._read_wishes_now()
+
+    async def _read_wishes_now(self) -> None:
         if self._wishes is None:
             return
         try:

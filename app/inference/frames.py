@@ -12,6 +12,7 @@ from app.inference.answers import (
     usage_object,
 )
 from app.inference.generation import Counts, Delta
+from app.inference.tool_calls import ToolCall
 from engine.text import TextCodec
 
 DONE = b"data: [DONE]\n\n"
@@ -57,6 +58,8 @@ class Frames:
         frames = b""
         if delta.text or delta.logprobs:
             frames = self._text(delta)
+        for call in delta.calls:
+            frames += self._call(delta.choice, call)
         if delta.finish is not None:
             end: dict[str, Any] = {"index": delta.choice}
             if self._chat:
@@ -81,6 +84,27 @@ class Frames:
             + body
             + b',"logprobs":null,"finish_reason":null}]'
             + self._tail
+        )
+
+    def _call(self, choice: int, call: ToolCall) -> bytes:
+        """Who is called, then with what: clients put the pieces together by the call's index."""
+        begun = {
+            "index": call.index,
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": ""},
+        }
+        rest = {"index": call.index, "function": {"arguments": call.arguments}}
+        return b"".join(
+            self._chunk(
+                {
+                    "index": choice,
+                    "delta": {"tool_calls": [part]},
+                    "logprobs": None,
+                    "finish_reason": None,
+                }
+            )
+            for part in (begun, rest)
         )
 
     def _with_logprobs(self, delta: Delta) -> dict[str, Any]:

@@ -10,7 +10,7 @@ However it ends, `Account.settle` is called once, before `deltas()` returns or r
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.clock import Clock
 from app.errors import AppError
@@ -18,6 +18,7 @@ from app.inference.account import Account, Outcome
 from app.inference.engines import Engine
 from app.inference.refusals import refusal, reported
 from app.inference.running import RunningCalls
+from app.inference.tool_calls import ToolCall, ToolCallText
 from app.usage.entries import Status, microseconds
 from engine.errors import EngineError, NotStarted
 from engine.text import TextCodec, TextStream
@@ -29,17 +30,20 @@ LAST_WORD_S = 2.0
 
 @dataclass(slots=True)
 class Delta:
-    """Text of one choice that may go out now. `finish` ends the choice: "stop" or "length"."""
+    """Text of one choice that may go out now, and calls after it. `finish` ends the choice:
+    "stop", "length" or "tool_calls"."""
 
     choice: int
     text: str
     logprobs: list[TokenLogprobs] | None = None
     finish: str | None = None
+    calls: list[ToolCall] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Choice:
     stream: TextStream
+    calls: ToolCallText | None = None
     tokens: int = 0  # that are billed
     finish: str | None = None
 
@@ -65,6 +69,8 @@ class Generation:
     clock: Clock
     started_ms: float
     prompt_param: str  # "messages" or "prompt": what a refusal of the prompt names
+    grammar_param: str = "response_format"
+    tools: Collection[str] | None = None  # names that may be called; None: text is only text
     running: RunningCalls | None = None
     elsewhere: Callable[[Collection[str]], Engine] | None = None  # another than these addresses
     counts: Counts = field(init=False)
@@ -79,7 +85,11 @@ class Generation:
     def __post_init__(self) -> None:
         self.counts = Counts(prompt_tokens=len(self.request.prompt))
         self._choices = [
-            _Choice(TextStream(self.codec, self.stops)) for _ in range(self.request.choices)
+            _Choice(
+                TextStream(self.codec, self.stops),
+                None if self.tools is None else ToolCallText(self.tools),
+            )
+            for _ in range(self.request.choices)
         ]
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
@@ -99,6 +109,8 @@ class Generation:
                         adapter=self.request.adapter is not None,
                     )
                 for delta in self._take(output):
+                    if delta.finish is not None and output.finish is None:
+                        await self._end_choice(output.choice)
                     yield delta
                 if self._usage is None and all(choice.finish for choice in self._choices):
                     break
@@ -111,7 +123,7 @@ class Generation:
             if self.abandoned:
                 return
             self._raise_if_aborted()
-            raise refusal(error, self.prompt_param) from error
+            raise refusal(error, self.prompt_param, self.grammar_param) from error
         finally:
             if self.running is not None:
                 self.running.discard(self.request.tenant, self)
@@ -154,7 +166,8 @@ class Generation:
 
     async def _outputs_of(self, engine: Engine) -> AsyncGenerator[RequestOutput, None]:
         engine.in_flight.add(self.request.request_id)
-        outputs = engine.client.generate(self.request)
+        waited_ms = max(0.0, self.clock.monotonic_ms() - self.started_ms)
+        outputs = engine.client.generate(replace(self.request, waited_ms=waited_ms))
         try:
             async for output in outputs:
                 yield output
@@ -199,9 +212,23 @@ class Generation:
                 text += rest.text
                 choice.finish = "stop" if rest.stopped is not None else output.finish
         logprobs = output.logprobs[: piece.used] if output.logprobs else None
-        if not (text or logprobs or choice.finish):
+        calls: list[ToolCall] = []
+        if choice.calls is not None:
+            text, calls = self._read_calls(choice, choice.calls, text)
+        if not (text or logprobs or calls or choice.finish):
             return []
-        return [Delta(output.choice, text, logprobs, choice.finish)]
+        return [Delta(output.choice, text, logprobs, choice.finish, calls)]
+
+    @staticmethod
+    def _read_calls(choice: _Choice, reader: ToolCallText, text: str) -> tuple[str, list[ToolCall]]:
+        found = reader.push(text)
+        if choice.finish is not None:
+            rest = reader.finish()
+            found.text += rest.text
+            found.calls += rest.calls
+            if reader.calls and choice.finish == "stop":
+                choice.finish = "tool_calls"
+        return found.text, found.calls
 
     async def _last_word(self, outputs: AsyncIterator[RequestOutput]) -> None:
         """All choices ended here, not in the engine: stops it and reads its own counts."""
@@ -212,6 +239,13 @@ class Generation:
                     self._take(output)
                     if self._usage is not None:
                         return
+
+    async def _end_choice(self, choice: int) -> None:
+        """A stop string ended this choice, of which the engine knows nothing: it must not run on
+        beside the others. The last one ends the whole request instead."""
+        if not all(other.finish for other in self._choices):
+            with suppress(EngineError):
+                await self.engine.client.cancel(self.request.request_id, choice)
 
     def _cancel_in_engine(self) -> None:
         if self._cancelling is None:

@@ -15,9 +15,10 @@ from app.inference.frames import Frames
 from app.inference.schemas import Call, read_json
 from app.inference.service import Admitted, admit
 from app.inference.stream import EventStream, collect
-from app.limits.service import Limits, limit_headers
+from app.limits.service import Limits
 from app.platform import Platform
 from app.settings import Settings
+from app.tracing import step
 
 Parse = Callable[[dict[str, Any], Settings], Call]
 
@@ -25,8 +26,11 @@ Parse = Callable[[dict[str, Any], Settings], Call]
 async def answer(request: Request, platform: Platform, caller: Caller, parse: Parse) -> Response:
     """Runs one call; `parse` is `chat_call` or `completion_call`. Raises AppError."""
     async with with_limit_headers(platform, caller):
-        call = parse(read_json(await request.body()), platform.settings)
-        admitted = await admit(platform, caller, call, request_id_of(request))
+        sent = await request.body()
+        received_ms = platform.clock.monotonic_ms()
+        call = parse(read_json(sent), platform.settings)
+        with step("admit"):
+            admitted = await admit(platform, caller, call, request_id_of(request), received_ms)
         envelope = _envelope(admitted, call, int(platform.clock.now().timestamp()))
         generation = admitted.generation
         if call.stream:
@@ -51,15 +55,14 @@ async def with_limit_headers(platform: Platform, caller: Caller) -> AsyncIterato
         yield
     except AppError as error:
         if not error.limit_headers and error.code != "limits_unavailable":
-            limits: Limits = platform.limits
-            error.limit_headers = limit_headers(await limits.peek(caller))
+            error.limit_headers = await standing(platform, caller)
         raise
 
 
 async def standing(platform: Platform, caller: Caller) -> dict[str, str]:
     """The x-ratelimit headers of a call that takes nothing."""
     limits: Limits = platform.limits
-    return limit_headers(await limits.peek(caller))
+    return await limits.standing(caller)
 
 
 def json_response(body: object, headers: dict[str, str]) -> Response:

@@ -12,6 +12,7 @@ from app.adapters.base_models import remember
 from app.engines import service as engine_registry
 from app.inference.engines import Engine, EngineLink, EngineRouter
 from app.limits.open import open_limits
+from app.limits.service import Limits
 from app.platform import CheckResult, Platform, ReadinessCheck
 from app.processes import curve_dir
 from app.settings import Settings
@@ -21,6 +22,7 @@ from app.usage.service import Ledger
 from app.usage.spool import Spool
 from engine.client import EngineClient, load_client_curve
 from engine.text import TextCodec
+from engine.tool_format import ToolSetting
 from engine.types import ModelDescription
 
 TICK_S = 5.0
@@ -37,7 +39,9 @@ async def lifespan(platform: Platform) -> AsyncIterator[None]:
     )
     ledger = platform.ledger = platform.ledger or open_ledger(platform)
     platform.checks["engine"] = _engine_check(engines)
+    platform.checks["limits"] = _limits_check(limits)
     await engines.start()
+    await limits.start()
     await ledger.start()
     ticker = asyncio.create_task(_tick(platform), name="ledger-tick")
     try:
@@ -62,7 +66,7 @@ def open_router(platform: Platform) -> EngineRouter:
 
     return EngineRouter(
         settings.engines,
-        [partial(load_codec, path) for path in settings.base_models],
+        [partial(load_codec, path, settings.tool_format) for path in settings.base_models],
         lambda address: connect_engine(settings, address),
         note,
         wishes,
@@ -87,9 +91,9 @@ def open_ledger(platform: Platform) -> Ledger:
 
 
 @lru_cache(maxsize=8)
-def load_codec(base_model: Path) -> TextCodec:
+def load_codec(base_model: Path, tool_format: ToolSetting = "auto") -> TextCodec:
     """The base model's tokenizer and chat format, read once a process."""
-    return TextCodec.load(base_model)
+    return TextCodec.load(base_model, tool_format=tool_format)
 
 
 def connect_engine(settings: Settings, address: str) -> EngineLink:
@@ -103,6 +107,14 @@ def _engine_check(engines: EngineRouter) -> ReadinessCheck:
     async def check() -> CheckResult:
         problem = engines.problem()
         return CheckResult(problem is None, problem or "an engine is ready")
+
+    return check
+
+
+def _limits_check(limits: Limits) -> ReadinessCheck:
+    async def check() -> CheckResult:
+        problem = limits.problem()
+        return CheckResult(problem is None, problem or "limits are counted")
 
     return check
 

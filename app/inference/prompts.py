@@ -11,9 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from app.errors import InvalidRequest, RateLimited
-from app.inference.fields import refused
+from app.inference.fields import refused, unsupported
+from app.inference.messages import texts_of
 from app.inference.refusals import refusal
 from app.inference.schemas import Call
+from app.inference.tools import UNSUPPORTED
 from engine.errors import EngineError
 from engine.text import TextCodec
 from engine.types import ModelDescription
@@ -70,20 +72,19 @@ async def encode_prompt(
     """The prompt's token ids. Raises InvalidRequest or RateLimited."""
     if call.token_ids is not None:
         return _checked(call.token_ids, description.vocab_size)
-    texts = (
-        [message["content"] for message in call.messages]
-        if call.messages is not None
-        else [call.text or ""]
-    )
+    if call.tools_param is not None and codec.tool_format is None:
+        raise unsupported(call.tools_param, UNSUPPORTED, code="tools_unsupported")
+    texts = texts_of(call.messages) if call.messages is not None else [call.text or ""]
+    shown = call.tools.shown if call.tools is not None else ()
     _check_length(texts, codec, description, call.prompt_param)
 
     def work() -> list[int]:
         if call.messages is not None:
-            return codec.encode_chat(call.messages)
+            return codec.encode_chat(call.messages, shown)
         return codec.encode(call.text or "", True)
 
     try:
-        if sum(map(len, texts)) > INLINE_CHARACTERS:
+        if shown or call.tools_param or sum(map(len, texts)) > INLINE_CHARACTERS:
             ids = await _long_prompts.run(tenant_id, work)
         else:
             ids = work()

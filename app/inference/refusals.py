@@ -1,5 +1,7 @@
 """The engine's codes as answers: what the caller sent, what is broken, or what may be retried."""
 
+import math
+
 from app.errors import AppError, InternalError, InvalidRequest, Overloaded, RateLimited
 from engine.errors import (
     AdapterCorrupt,
@@ -34,7 +36,9 @@ def reported(code: str | None, message: str | None, *, adapter: bool) -> EngineE
     return EngineError(message, code=code)
 
 
-def refusal(error: EngineError, prompt_param: str = "prompt") -> AppError:
+def refusal(
+    error: EngineError, prompt_param: str = "prompt", grammar_param: str = "response_format"
+) -> AppError:
     """The HTTP answer for what an engine reported, before the first token or after."""
     code = error.code
     if isinstance(error, AdapterRefused | AdapterCorrupt):
@@ -48,6 +52,13 @@ def refusal(error: EngineError, prompt_param: str = "prompt") -> AppError:
     if code == "queue_full":
         return RateLimited(
             "the engine's queue is full; retry in a few seconds", code=code, retry_after_ms=2000
+        )
+    if code == "budget_unattainable":
+        return Overloaded(
+            error.message,
+            code=code,
+            param=error.field,
+            retry_after_ms=math.ceil(error.retry_after_ms or 0.0),
         )
     if code == "deadline_exceeded":
         return Overloaded(
@@ -70,7 +81,10 @@ def refusal(error: EngineError, prompt_param: str = "prompt") -> AppError:
             retry_after_ms=2000,
         )
     if isinstance(error, RequestRefused):
-        field = prompt_param if error.field in ("prompt", "messages") else error.field
+        names = {
+            "prompt": prompt_param, "messages": prompt_param, "response_format": grammar_param,
+        }  # fmt: skip
+        field = names.get(error.field or "", error.field)
         return InvalidRequest(error.message, code=code, param=field)
     return InternalError(
         "the engine could not complete this call; retry it, and report the request id if it "

@@ -11,11 +11,11 @@ import msgspec
 
 from app.errors import InvalidRequest
 from app.inference.fields import Fields, clip, kind, refused, unsupported
+from app.inference.messages import chat_messages, needs_tools
 from app.inference.response_format import response_grammar
+from app.inference.tools import LEGACY, ToolUse, tool_use
 from app.settings import Settings
 from engine.types import Grammar, LatencyBudget
-
-Message = dict[str, str]
 
 LARGEST_SEED = 2**63 - 1
 MOST_TOP_LOGPROBS = 20
@@ -32,8 +32,6 @@ INERT = (
 )
 """Accepted, documented, without effect; so are store=false and service_tier=auto|default."""
 
-TOOLS_REMEDY = "this base model's chat format has no tools; describe them in the prompt"
-TOOLS = ("tools", "tool_choice", "functions", "function_call")
 REMEDIES = {
     "modalities": "answers are text; remove it",
     "audio": "answers are text; remove it",
@@ -76,7 +74,10 @@ class Call:
     include_usage: bool
     budget: LatencyBudget | None
     grammar: Grammar | None = None
-    messages: tuple[Message, ...] | None = None
+    grammar_param: str = "response_format"  # what a refusal of the grammar names
+    tools: ToolUse | None = None
+    tools_param: str | None = None  # the first field that needs a chat format with tools
+    messages: tuple[dict[str, Any], ...] | None = None
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
 
@@ -108,7 +109,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 def chat_call(body: dict[str, Any], settings: Settings) -> Call:
     """A body of POST /v1/chat/completions."""
     fields = Fields(body)
-    messages = _messages(fields.take("messages"), settings)
+    messages = chat_messages(fields.take("messages"), settings)
     wants_logprobs = fields.flag("logprobs")
     top = fields.integer("top_logprobs", 0, MOST_TOP_LOGPROBS)
     if top is not None and not wants_logprobs:
@@ -146,7 +147,7 @@ def _finish(
     *,
     chat: bool,
     logprobs: int | None,
-    messages: tuple[Message, ...] | None = None,
+    messages: tuple[dict[str, Any], ...] | None = None,
     text: str | None = None,
     token_ids: tuple[int, ...] | None = None,
 ) -> Call:
@@ -158,6 +159,10 @@ def _finish(
         )
     _check_neutral(fields)
     stream = fields.flag("stream")
+    grammar = response_grammar(fields, settings)
+    tools = _tools(fields, settings, chat=chat)
+    if tools is not None and grammar is not None:
+        raise unsupported("response_format", "together with tools it is not; send one of the two")
     call = Call(
         chat=chat,
         model=model,
@@ -166,13 +171,25 @@ def _finish(
         stream=stream,
         include_usage=_include_usage(fields, stream),
         budget=_budget(fields),
-        grammar=response_grammar(fields, settings),
+        grammar=grammar if tools is None else tools.grammar,
+        grammar_param="response_format" if tools is None else "tools",
+        tools=tools,
+        tools_param="tools" if tools is not None else needs_tools(messages or ()),
         messages=messages,
         text=text,
         token_ids=token_ids,
     )
     fields.finish()
     return call
+
+
+def _tools(fields: Fields, settings: Settings, *, chat: bool) -> ToolUse | None:
+    if chat:
+        return tool_use(fields, settings)
+    for name in ("tools", "tool_choice", *LEGACY):
+        if fields.take(name) is not None:
+            raise unsupported(name, "use /v1/chat/completions", code="tools_unsupported")
+    return None
 
 
 def _check_neutral(fields: Fields) -> None:
@@ -183,9 +200,6 @@ def _check_neutral(fields: Fields) -> None:
     tier = fields.text("service_tier")
     if tier not in (None, "auto", "default"):
         raise unsupported("service_tier", "send auto or default, or remove it")
-    for name in TOOLS:
-        if fields.take(name) is not None:
-            raise unsupported(name, TOOLS_REMEDY, code="tools_unsupported")
     fields.refuse(REMEDIES)
 
 
@@ -282,75 +296,6 @@ def _stop(value: object, settings: Settings) -> tuple[str, ...]:
                 f"has {len(stop)} characters; send at most {settings.max_stop_characters}",
             )
     return tuple(stops)
-
-
-# --------------------------------------------------------------------------- messages
-
-
-def _messages(value: object, settings: Settings) -> tuple[Message, ...]:
-    if value is None:
-        raise refused("messages", "is missing; send at least one message", code="missing_parameter")
-    if not isinstance(value, list):
-        raise refused("messages", f"must be a list of messages, not {kind(value)}")
-    if not value:
-        raise refused("messages", "is empty; send at least one message", code="empty_messages")
-    if len(value) > settings.max_messages:
-        raise refused(
-            "messages", f"has {len(value)} messages; send at most {settings.max_messages}"
-        )
-    return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(value))
-
-
-def _message(value: object, path: str) -> Message:
-    if not isinstance(value, dict):
-        raise refused(path, f"must be an object with role and content, not {kind(value)}")
-    fields = Fields(value, path)
-    role = fields.take("role")
-    if role in ("tool", "function"):
-        raise unsupported(f"{path}.role", TOOLS_REMEDY, code="tools_unsupported")
-    if role not in ("system", "developer", "user", "assistant"):
-        raise refused(f"{path}.role", "must be system, developer, user or assistant")
-    content = _content(fields.take("content"), f"{path}.content")
-    if not content and role == "user":
-        raise refused(f"{path}.content", "is empty; send some text", code="empty_message")
-    for name in ("tool_calls", "function_call", "tool_call_id"):
-        if fields.take(name):
-            raise unsupported(f"{path}.{name}", TOOLS_REMEDY, code="tools_unsupported")
-    if fields.take("annotations"):
-        raise unsupported(f"{path}.annotations", "remove it")
-    fields.refuse(
-        {
-            "name": "write the speaker's name into the content",
-            "refusal": "put the refusal's text into content",
-            "audio": "send text",
-        }
-    )
-    fields.finish()
-    # The chat formats served here know no developer: it is the later name of system.
-    return {"role": "system" if role == "developer" else role, "content": content}
-
-
-def _content(value: object, path: str) -> str:
-    """A string, or a list of text parts joined as they are."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise refused(path, f"must be a string or a list of text parts, not {kind(value)}")
-    texts = []
-    for index, part in enumerate(value):
-        at = f"{path}[{index}]"
-        if not isinstance(part, dict):
-            raise refused(at, f"must be an object with type and text, not {kind(part)}")
-        fields = Fields(part, at)
-        type_ = fields.take("type")
-        if type_ != "text":
-            raise unsupported(f"{at}.type", "this model reads text; send parts of type text")
-        text = fields.text("text")
-        if text is None:
-            raise refused(f"{at}.text", "is missing; send the part's text")
-        fields.finish()
-        texts.append(text)
-    return "".join(texts)
 
 
 # --------------------------------------------------------------------------- prompts

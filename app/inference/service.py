@@ -19,6 +19,7 @@ from app.inference.schemas import Call
 from app.limits.service import Limits, limit_headers, token_ceiling
 from app.platform import Platform
 from app.settings import Settings
+from app.tracing import traceparent
 from app.usage.entries import OpenEntry
 from app.usage.service import Ledger
 from engine.types import GenerateRequest, LatencyBudget, ModelDescription, SamplingParams
@@ -37,9 +38,19 @@ class Admitted:
     headers: dict[str, str]
 
 
-async def admit(platform: Platform, caller: Caller, call: Call, request_id: str) -> Admitted:
-    """Raises AppError; then nothing is held and nothing was billed."""
-    started_ms = platform.clock.monotonic_ms()
+async def admit(
+    platform: Platform,
+    caller: Caller,
+    call: Call,
+    request_id: str,
+    received_ms: float | None = None,
+) -> Admitted:
+    """Raises AppError; then nothing is held and nothing was billed.
+
+    `received_ms`: when the body was there in full (monotonic; default: now), which is where the
+    time to the first token begins.
+    """
+    started_ms = platform.clock.monotonic_ms() if received_ms is None else received_ms
     router: EngineRouter = platform.engines
     limits: Limits = platform.limits
     ledger: Ledger = platform.ledger
@@ -60,6 +71,7 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
         budget=latency_budget(call.budget, caller),
         grammar=call.grammar,
         deadline_ms=platform.settings.engine_timeout_s * 1000.0,
+        traceparent=traceparent(),
     )
 
     def elsewhere(besides: Collection[str] = ()) -> Engine:
@@ -71,7 +83,7 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
     held, decision = await limits.reserve(caller, request_id, reserved)
     opened = False
     try:
-        await ledger.open(
+        month = await ledger.open(
             OpenEntry(
                 request_id=request_id,
                 tenant_id=caller.tenant_id,
@@ -104,10 +116,13 @@ async def admit(platform: Platform, caller: Caller, call: Call, request_id: str)
         clock=platform.clock,
         started_ms=started_ms,
         prompt_param=call.prompt_param,
+        grammar_param=call.grammar_param,
+        tools=call.tools.names if call.tools is not None else None,
         running=platform.running,
         elsewhere=elsewhere,
     )
-    headers = limit_headers(decision) | {"x-loramux-adapter": adapter_header(model)}
+    headers = limit_headers(decision) | (month.headers() if month is not None else {})
+    headers |= {"x-loramux-adapter": adapter_header(model)}
     return Admitted(generation, model, description, headers)
 
 
@@ -171,11 +186,11 @@ def sampling_params(call: Call, max_tokens: int, description: ModelDescription) 
 def latency_budget(asked: LatencyBudget | None, caller: Caller) -> LatencyBudget:
     """The tenant's budget, loosened where the call asks for it and never tightened."""
     own = caller.limits
-    if asked is None:
-        return LatencyBudget(ttft_ms=own.ttft_ms, tpot_ms=own.tpot_ms)
+    asked = asked or LatencyBudget()
     return LatencyBudget(
         ttft_ms=_loosened("ttft_ms", asked.ttft_ms, own.ttft_ms),
         tpot_ms=_loosened("tpot_ms", asked.tpot_ms, own.tpot_ms),
+        percentile=own.budget_percentile,
     )
 
 

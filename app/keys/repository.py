@@ -7,6 +7,8 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.keys.models import ApiKey
+from app.table_repository import read_table
+from app.tables import Table, TableQuery
 from app.tenants.models import Tenant
 
 
@@ -17,7 +19,10 @@ def add(session: AsyncSession, key: ApiKey) -> None:
 async def by_public_id(
     session: AsyncSession, public_id: str
 ) -> tuple[ApiKey, Tenant | None] | None:
-    """The key and its tenant (operators' keys have none)."""
+    """The key and its tenant (operators' keys have none).
+
+    Of any tenant: this look-up is what tells the tenant.
+    """
     row = (
         await session.execute(
             select(ApiKey, Tenant)
@@ -52,6 +57,30 @@ async def page(
     return list((await session.execute(query)).scalars())
 
 
+async def table(
+    session: AsyncSession, wanted: TableQuery, *, tenant_id: str | None
+) -> Table[tuple[ApiKey, str | None]]:
+    """Keys with their tenants' names; with a tenant, only that tenant's."""
+    query = select(ApiKey, Tenant.name).outerjoin(Tenant, Tenant.id == ApiKey.tenant_id)
+    if tenant_id is not None:
+        query = query.where(ApiKey.tenant_id == tenant_id)
+    return await read_table(
+        session,
+        query,
+        wanted,
+        searched=[ApiKey.name, ApiKey.public_id, ApiKey.last4, Tenant.name, ApiKey.id],
+        sorted_by={
+            "name": ApiKey.name,
+            "tenant": Tenant.name,
+            "created_at": ApiKey.created_at,
+            "expires_at": ApiKey.expires_at,
+            "last_used_at": ApiKey.last_used_at,
+            "id": ApiKey.id,
+        },
+        default="-id",
+    )
+
+
 async def revoke_all(session: AsyncSession, tenant_id: str, now: datetime) -> int:
     """Revokes what is left of a tenant's keys; how many."""
     result = await session.execute(
@@ -64,7 +93,10 @@ async def revoke_all(session: AsyncSession, tenant_id: str, now: datetime) -> in
 
 
 async def write_last_used(session: AsyncSession, used: Mapping[str, datetime]) -> None:
-    """Moves `last_used_at` forward, never back (several api processes write)."""
+    """Moves `last_used_at` forward, never back (several api processes write).
+
+    Of any tenant: for the keys that were used, whoever they belong to.
+    """
     for key_id, at in sorted(used.items()):
         await session.execute(
             update(ApiKey)
@@ -77,7 +109,10 @@ async def write_last_used(session: AsyncSession, used: Mapping[str, datetime]) -
 async def write_hash(
     session: AsyncSession, key_id: str, *, old_version: int, digest: str, version: int
 ) -> None:
-    """Re-hashes a key under a newer root secret, unless somebody already did."""
+    """Re-hashes a key under a newer root secret, unless somebody already did.
+
+    Of any tenant: for a key that has just been verified.
+    """
     await session.execute(
         update(ApiKey)
         .where(ApiKey.id == key_id, ApiKey.hash_version == old_version)
@@ -86,7 +121,10 @@ async def write_hash(
 
 
 async def count_by_version(session: AsyncSession, now: datetime) -> dict[int, int]:
-    """Keys that may still be used, by the version of the root secret that hashed them."""
+    """Keys that may still be used, by the version of the root secret that hashed them.
+
+    Of any tenant: for the end of a rotation of the root secret.
+    """
     rows = await session.execute(
         select(ApiKey.hash_version, func.count())
         .where(ApiKey.revoked_at.is_(None))

@@ -11,8 +11,17 @@ from app.db import after_commit
 from app.deps import IdempotencyKey, PlatformDep, ReadSession, Session
 from app.errors import InvalidRequest
 from app.idempotency.service import create_once
-from app.keys import leaks, service
-from app.keys.schemas import CheckedKey, CheckIn, CheckOut, KeyIn, KeyOut, NewKeyOut, RotateIn
+from app.keys import changes, leaks, service
+from app.keys.schemas import (
+    CheckedKey,
+    CheckIn,
+    CheckOut,
+    KeyChange,
+    KeyIn,
+    KeyOut,
+    NewKeyOut,
+    RotateIn,
+)
 from app.paging import PageDep, list_body
 from app.platform import Platform
 from app.tenants import service as tenants
@@ -97,6 +106,29 @@ async def get_key(
 ) -> KeyOut:
     key = await service.find_key(session, key_id, tenant_id=None)
     return KeyOut.of(key, platform.clock.now())
+
+
+@router.patch("/{key_id}")
+async def update_key(
+    key_id: str,
+    body: KeyChange,
+    session: Session,
+    platform: PlatformDep,
+    caller: OperatorCaller,
+) -> KeyOut:
+    """Only what is sent changes; the secret stays the same."""
+    now = platform.clock.now()
+    key = await changes.update_key(
+        session,
+        key_id,
+        changes=body.model_dump(exclude_unset=True),
+        now=now,
+        actor=caller,
+        tenant_id=None,
+        settings=platform.settings,
+    )
+    after_commit(session, platform.forget_keys)
+    return KeyOut.of(key, now)
 
 
 @router.post("/{key_id}/rotate", status_code=201)

@@ -17,13 +17,11 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
 AdapterName = Annotated[str, Field(min_length=1, max_length=63)]
 
 
-class KeyIn(BaseModel):
-    """A tenant's key; with `operator: true` and no tenant, an operator's."""
+class KeyChange(BaseModel):
+    """Only what is sent changes; null ends a restriction."""
 
     model_config = ConfigDict(extra="forbid")
 
-    tenant_id: str | None = Field(default=None, max_length=40)
-    operator: Annotated[bool, Field(strict=True)] = False
     name: str = Field(default="", max_length=100)
     adapters: list[AdapterName] | None = None
     access: KeyAccess = "full"
@@ -35,6 +33,13 @@ class KeyIn(BaseModel):
     tokens_per_minute: Count | None = None
     max_concurrent: Count | None = None
     monthly_tokens: Annotated[int, Field(ge=1, le=2**53, strict=True)] | None = None
+
+
+class KeyIn(KeyChange):
+    """A tenant's key; with `operator: true` and no tenant, an operator's."""
+
+    tenant_id: str | None = Field(default=None, max_length=40)
+    operator: Annotated[bool, Field(strict=True)] = False
 
     def limits(self) -> KeyLimits:
         return KeyLimits(

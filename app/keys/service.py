@@ -17,6 +17,7 @@ from app.keys.cache import KeyEntry
 from app.keys.models import ApiKey
 from app.keys.restrictions import access_of, check_key_limits, key_scopes, networks_of
 from app.settings import Settings
+from app.tables import Table, TableQuery
 from app.tenants.models import Tenant
 from app.tenants.service import effective_limits, require_kept
 
@@ -52,7 +53,7 @@ async def create_key(
     `networks` (CIDRs) to where it is used from; None restricts nothing. With `settings`, `limits`
     are also held to the platform's defaults where the tenant has none of its own.
     """
-    _check_expiry(expires_at, now)
+    check_expiry(expires_at, now)
     scopes = await key_scopes(session, tenant, adapters=adapters, access=access, networks=networks)
     limits = limits or KeyLimits()
     if tenant is None and limits != KeyLimits():
@@ -71,7 +72,7 @@ async def create_key(
         expires_at=expires_at,
         limits=limits,
     )
-    await _record(session, "key.create", made.row, actor=actor, now=now, detail={"scopes": scopes})
+    await record(session, "key.create", made.row, actor=actor, now=now, detail={"scopes": scopes})
     return made
 
 
@@ -110,7 +111,7 @@ async def rotate_key(
         limits=key_limits(old),
     )
     old.revoke_at = now + overlap
-    await _record(
+    await record(
         session,
         "key.rotate",
         old,
@@ -133,7 +134,7 @@ async def revoke_key(
     key = await find_key(session, key_id, tenant_id=tenant_id, lock=True)
     if key.revoked_at is None:
         key.revoked_at = now
-        await _record(session, "key.revoke", key, actor=actor, now=now, detail={})
+        await record(session, "key.revoke", key, actor=actor, now=now, detail={})
     return key
 
 
@@ -152,6 +153,14 @@ async def list_keys(
 ) -> list[ApiKey]:
     """Newest first, nameless and revoked ones too."""
     return await repository.page(session, tenant_id=tenant_id, after=after, limit=limit)
+
+
+async def key_table(
+    session: AsyncSession, wanted: TableQuery, *, tenant_id: str | None
+) -> Table[tuple[ApiKey, str | None]]:
+    """A page of keys, each with its tenant's name; sorted by name, tenant, created_at, expires_at
+    or last_used_at. `tenant_id=None`: an operator asks."""
+    return await repository.table(session, wanted, tenant_id=tenant_id)
 
 
 def state(key: ApiKey, now: datetime) -> KeyState:
@@ -246,12 +255,13 @@ def _mint(
     return NewKey(row, text)
 
 
-def _check_expiry(expires_at: datetime | None, now: datetime) -> None:
+def check_expiry(expires_at: datetime | None, now: datetime) -> None:
+    """Raises InvalidRequest for a time that has passed."""
     if expires_at is not None and expires_at <= now:
         raise InvalidRequest("expires_at must lie in the future.", param="expires_at")
 
 
-async def _record(
+async def record(
     session: AsyncSession,
     action: str,
     key: ApiKey,
@@ -260,6 +270,7 @@ async def _record(
     now: datetime,
     detail: dict[str, Any],
 ) -> None:
+    """The audit event of something that was done to a key."""
     await audit.record(
         session,
         actor=actor,

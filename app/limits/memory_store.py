@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from app.clock import Clock
 from app.limits import window
-from app.limits.store import Claim, Decision, Level
+from app.limits.store import Claim, Decision, Level, SeatLevel
 
 SEAT_WAIT_MS = 1000
 """A seat is free when a call ends, which nobody can foretell: come back after a second."""
@@ -16,22 +16,28 @@ class MemoryLimitStore:
         self._slots: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._seats: defaultdict[str, dict[str, float]] = defaultdict(dict)
 
+    async def start(self) -> None:
+        return
+
+    def problem(self) -> str | None:
+        return None
+
     async def reserve(self, claim: Claim, lease_ms: int) -> Decision:
         now_ms = self._clock.monotonic_ms()
         second = int(now_ms // 1000)
         refusal = self._refusal(claim, now_ms)
         if refusal is not None:
-            return Decision(second, self._levels(claim, now_ms), *refusal)
+            return self._decision(claim, now_ms, *refusal)
         for taken in claim.windows:
             slots = self._slots[taken.key]
             slots[second] = slots.get(second, 0) + taken.amount
         for seat in claim.seats:
             self._seats[seat.key][claim.request_id] = now_ms + lease_ms
-        return Decision(second, self._levels(claim, now_ms))
+        return self._decision(claim, now_ms)
 
     async def peek(self, claim: Claim) -> Decision:
         now_ms = self._clock.monotonic_ms()
-        return Decision(int(now_ms // 1000), self._levels(claim, now_ms))
+        return self._decision(claim, now_ms)
 
     async def settle(self, claim: Claim, slot: int, unused: tuple[int, ...]) -> None:
         for taken, units in zip(claim.windows, unused, strict=True):
@@ -46,9 +52,6 @@ class MemoryLimitStore:
         for key, request_id in seats:
             if request_id in self._seats[key]:
                 self._seats[key][request_id] = until
-
-    async def seats_taken(self, key: str) -> int:
-        return len(self._live_seats(key, self._clock.monotonic_ms()))
 
     async def close(self) -> None:
         self._slots.clear()
@@ -80,6 +83,16 @@ class MemoryLimitStore:
         if any(len(self._live_seats(s.key, now_ms)) >= s.limit for s in claim.seats):
             return "concurrency", SEAT_WAIT_MS
         return None
+
+    def _decision(
+        self, claim: Claim, now_ms: float, refused_by: str | None = None, wait_ms: int = 0
+    ) -> Decision:
+        seats = tuple(
+            SeatLevel(seat.key, seat.limit, len(self._live_seats(seat.key, now_ms)))
+            for seat in claim.seats
+        )
+        levels = self._levels(claim, now_ms)
+        return Decision(int(now_ms // 1000), levels, seats, refused_by, wait_ms)
 
     def _levels(self, claim: Claim, now_ms: float) -> tuple[Level, ...]:
         levels = []

@@ -1,12 +1,15 @@
 -- Reserves every unit and every seat of one call, or nothing. The rule is app/limits/window.py's.
--- KEYS: one hash (second -> units) per window, then one sorted set (request -> lease) per seat.
--- ARGV: windows, take (0: peek), request_id, lease_ms, then limit and amount of each window,
---       then the limit of each seat.
--- Returns {second, refused (0 none, i window, -1 seat), wait_ms, used_1, reset_ms_1, ...}.
-local windows = tonumber(ARGV[1])
-local take = ARGV[2] == '1'
-local request_id = ARGV[3]
-local lease_ms = tonumber(ARGV[4])
+-- KEYS: the epoch, one hash (second -> units) per window, one sorted set (request -> lease) per seat.
+-- ARGV: token of the epoch, windows, take (0: peek), request_id, lease_ms, then limit and amount of
+--       each window, then the limit of each seat.
+-- Returns {second, refused (0 none, i window, -1 seat), wait_ms, used_1, reset_ms_1, ..., seats_1, ...},
+-- or {-1} when the server has lost its memory since the caller last looked.
+if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return {-1} end
+local windows = tonumber(ARGV[2])
+local take = ARGV[3] == '1'
+local request_id = ARGV[4]
+local lease_ms = tonumber(ARGV[5])
+local seats = #KEYS - 1 - windows
 
 local time = redis.call('TIME')
 local second = tonumber(time[1])
@@ -43,10 +46,10 @@ local function wait_for(slots, used, amount, limit)
 end
 
 local refused, longest = 0, 0
-local levels = {}
+local levels, taken = {}, {}
 for i = 1, windows do
-  local limit, amount = tonumber(ARGV[3 + 2 * i]), tonumber(ARGV[4 + 2 * i])
-  local slots, used, newest = read(KEYS[i])
+  local limit, amount = tonumber(ARGV[4 + 2 * i]), tonumber(ARGV[5 + 2 * i])
+  local slots, used, newest = read(KEYS[1 + i])
   levels[i] = {used, newest and gone_in(newest) or 0}
   local needed = wait_for(slots, used, amount, limit)
   if take and needed > longest then
@@ -54,25 +57,27 @@ for i = 1, windows do
   end
 end
 
-if take and refused == 0 then
-  for i = windows + 1, #KEYS do
-    redis.call('ZREMRANGEBYSCORE', KEYS[i], '-inf', now_ms)
-    if redis.call('ZCARD', KEYS[i]) >= tonumber(ARGV[4 + windows + i]) then
-      refused, longest = -1, 1000
-    end
+for i = 1, seats do
+  local key = KEYS[1 + windows + i]
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', now_ms)
+  taken[i] = redis.call('ZCARD', key)
+  if take and refused == 0 and taken[i] >= tonumber(ARGV[5 + 2 * windows + i]) then
+    refused, longest = -1, 1000
   end
 end
 
 if take and refused == 0 then
   for i = 1, windows do
-    local amount = tonumber(ARGV[4 + 2 * i])
-    redis.call('HINCRBY', KEYS[i], second, amount)
-    redis.call('EXPIRE', KEYS[i], 90)
+    local amount = tonumber(ARGV[5 + 2 * i])
+    redis.call('HINCRBY', KEYS[1 + i], second, amount)
+    redis.call('EXPIRE', KEYS[1 + i], 90)
     levels[i] = {levels[i][1] + amount, gone_in(second)}
   end
-  for i = windows + 1, #KEYS do
-    redis.call('ZADD', KEYS[i], now_ms + lease_ms, request_id)
-    redis.call('PEXPIRE', KEYS[i], lease_ms + 60000)
+  for i = 1, seats do
+    local key = KEYS[1 + windows + i]
+    redis.call('ZADD', key, now_ms + lease_ms, request_id)
+    redis.call('PEXPIRE', key, lease_ms + 60000)
+    taken[i] = taken[i] + 1
   end
 end
 
@@ -80,5 +85,8 @@ local reply = {second, refused, longest}
 for i = 1, windows do
   reply[#reply + 1] = levels[i][1]
   reply[#reply + 1] = levels[i][2]
+end
+for i = 1, seats do
+  reply[#reply + 1] = taken[i]
 end
 return reply

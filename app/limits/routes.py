@@ -4,9 +4,10 @@ from fastapi import APIRouter, Response
 
 from app.auth import ApiCaller
 from app.deps import PlatformDep, ReadSession
-from app.limits.schemas import LimitsObject, MonthObject, WindowObject
-from app.limits.service import Limits, limit_headers
+from app.limits.schemas import ConcurrencyObject, LimitsObject, MonthObject, WindowObject
+from app.limits.service import Limits, limit_headers, scope_of
 from app.usage.service import month_standing
+from app.usage.spans import next_month
 
 router = APIRouter(prefix="/v1", tags=["limits"])
 
@@ -21,13 +22,22 @@ async def read_limits(
     response.headers.update(limit_headers(decision))
     own = caller.limits
     of_tenant = sum(limit is not None for limit in (own.requests_per_minute, own.tokens_per_minute))
+    now = platform.clock.now()
     months = []
     owners = [("tenant", caller.tenant_id, own.monthly_tokens)]
     if caller.key_id is not None:
         owners.append(("key", caller.key_id, caller.key_limits.monthly_tokens))
     for scope, owner, limit in owners:
-        used, reserved = await month_standing(session, owner, platform.clock.now())
-        months.append(MonthObject(scope=scope, limit=limit, used=used, reserved=reserved))
+        used, reserved = await month_standing(session, owner, now)
+        months.append(
+            MonthObject(
+                scope=scope, limit=limit, used=used, reserved=reserved, resets_at=next_month(now)
+            )
+        )
+    seats = [
+        ConcurrencyObject(scope=scope_of(seat, caller), limit=seat.limit, used=seat.used)
+        for seat in decision.seats
+    ]
     return LimitsObject(
         per_minute=[
             WindowObject(
@@ -41,7 +51,8 @@ async def read_limits(
             for index, level in enumerate(decision.levels)
         ],
         max_concurrent=own.max_concurrent,
-        concurrent=await limits.concurrent(caller),
+        concurrent=next((seat.used for seat in seats if seat.scope == "tenant"), 0),
+        concurrency=seats,
         monthly_tokens=months,
         max_tokens=own.max_tokens,
         max_adapters=own.max_adapters,
@@ -49,4 +60,6 @@ async def read_limits(
         max_rank=own.max_rank,
         ttft_ms=own.ttft_ms,
         tpot_ms=own.tpot_ms,
+        budget_percentile=own.budget_percentile,
+        weight=own.weight,
     )

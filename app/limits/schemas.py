@@ -1,5 +1,7 @@
 """What /v1/limits answers."""
 
+from datetime import datetime
+
 from pydantic import BaseModel
 
 
@@ -14,6 +16,14 @@ class WindowObject(BaseModel):
     reset_ms: int
 
 
+class ConcurrencyObject(BaseModel):
+    """Requests that run at once, of the tenant or of this key."""
+
+    scope: str
+    limit: int
+    used: int
+
+
 class MonthObject(BaseModel):
     """Tokens of this calendar month in UTC; `limit` null means none."""
 
@@ -21,6 +31,7 @@ class MonthObject(BaseModel):
     limit: int | None
     used: int
     reserved: int
+    resets_at: datetime
 
 
 class LimitsObject(BaseModel):
@@ -29,7 +40,8 @@ class LimitsObject(BaseModel):
     object: str = "limits"
     per_minute: list[WindowObject]
     max_concurrent: int | None
-    concurrent: int
+    concurrent: int  # the tenant's
+    concurrency: list[ConcurrencyObject]
     monthly_tokens: list[MonthObject]
     max_tokens: int | None
     max_adapters: int | None
@@ -37,3 +49,5 @@ class LimitsObject(BaseModel):
     max_rank: int
     ttft_ms: float | None
     tpot_ms: float | None
+    budget_percentile: float
+    weight: float

@@ -6,14 +6,18 @@ is given back when it ends, and all of it when it failed before it generated any
 
 from dataclasses import dataclass
 
-from redis.exceptions import RedisError
-
 from app.caller import Caller, KeyLimits, TenantLimits
 from app.errors import InvalidRequest, Overloaded, RateLimited
-from app.limits.store import Claim, Decision, LimitStore, Seat, Window
-
-SEAT_LEASE_MS = 60_000
-"""A seat that nobody renews for this long is free again: its process died."""
+from app.limits.store import (
+    SEAT_LEASE_MS,
+    Claim,
+    Decision,
+    LimitStore,
+    Seat,
+    SeatLevel,
+    StoreAway,
+    Window,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,9 @@ class Limits:
         self._store = store
         self._seats: dict[str, tuple[str, ...]] = {}  # request id -> keys of the seats held
 
+    async def start(self) -> None:
+        await self._store.start()
+
     async def reserve(
         self, caller: Caller, request_id: str, tokens: int
     ) -> tuple[Reservation, Decision]:
@@ -40,38 +47,39 @@ class Limits:
         claim = claim_of(caller, request_id, requests=1, tokens=tokens)
         try:
             decision = await self._store.reserve(claim, SEAT_LEASE_MS)
-        except RedisError as error:
-            raise _unavailable() from error
+        except StoreAway as error:
+            raise _unavailable(error) from error
         if not decision.admitted:
             raise _refusal(claim, decision)
         self._seats[request_id] = tuple(seat.key for seat in claim.seats)
         return Reservation(claim, decision.slot, tokens), decision
 
-    async def settle(self, held: Reservation, *, tokens: int, refund_request: bool) -> bool:
-        """Gives back all but `tokens`. False when the store is away: the window then forgets."""
+    async def settle(self, held: Reservation, *, tokens: int, refund_request: bool) -> None:
+        """Gives back all but `tokens`, and the seat. Never raises."""
         self._seats.pop(held.claim.request_id, None)
         unused = tuple(
             (1 if refund_request else 0) if taken.name == "requests" else held.tokens - tokens
             for taken in held.claim.windows
         )
-        try:
-            await self._store.settle(held.claim, held.slot, unused)
-        except RedisError:
-            return False
-        return True
+        await self._store.settle(held.claim, held.slot, unused)
 
     async def peek(self, caller: Caller) -> Decision:
+        """Where the caller's limits stand; raises Overloaded while that cannot be had."""
         try:
             return await self._store.peek(claim_of(caller, "peek", requests=0, tokens=0))
-        except RedisError as error:
-            raise _unavailable() from error
+        except StoreAway as error:
+            raise _unavailable(error) from error
 
-    async def concurrent(self, caller: Caller) -> int:
-        """The tenant's requests in flight."""
+    async def standing(self, caller: Caller) -> dict[str, str]:
+        """The headers of an answer that takes nothing; none while they cannot be had."""
         try:
-            return await self._store.seats_taken(_seat_key(caller.tenant_id))
-        except RedisError as error:
-            raise _unavailable() from error
+            return limit_headers(await self.peek(caller))
+        except Overloaded:
+            return {}
+
+    def problem(self) -> str | None:
+        """Why no call can be admitted now, for /readyz; None when they can."""
+        return self._store.problem()
 
     async def renew_seats(self) -> None:
         """Called every few seconds: keeps the seats of this process's running calls."""
@@ -79,8 +87,8 @@ class Limits:
         if held:
             try:
                 await self._store.renew(held, SEAT_LEASE_MS)
-            except RedisError as error:
-                raise _unavailable() from error
+            except StoreAway as error:
+                raise _unavailable(error) from error
 
     async def close(self) -> None:
         await self._store.close()
@@ -129,7 +137,10 @@ def refuse_what_never_fits(caller: Caller, tokens: int) -> None:
 
 
 def limit_headers(decision: Decision) -> dict[str, str]:
-    """x-ratelimit-{limit,remaining,reset}-{requests,tokens}: of the tightest window of each."""
+    """x-ratelimit-{limit,remaining,reset}-{requests,tokens}, -{limit,remaining}-concurrent.
+
+    Of the tightest of the tenant's and the key's.
+    """
     headers: dict[str, str] = {}
     for name in ("requests", "tokens"):
         levels = [level for level in decision.levels if level.name == name]
@@ -138,7 +149,16 @@ def limit_headers(decision: Decision) -> dict[str, str]:
             headers[f"x-ratelimit-limit-{name}"] = str(tightest.limit)
             headers[f"x-ratelimit-remaining-{name}"] = str(tightest.remaining)
             headers[f"x-ratelimit-reset-{name}"] = f"{-(-tightest.reset_ms // 1000)}s"
+    if decision.seats:
+        seat = min(decision.seats, key=lambda seat: seat.remaining)
+        headers["x-ratelimit-limit-concurrent"] = str(seat.limit)
+        headers["x-ratelimit-remaining-concurrent"] = str(seat.remaining)
     return headers
+
+
+def scope_of(seat: SeatLevel, caller: Caller) -> str:
+    """Whose limit a seat belongs to: "tenant" or "key"."""
+    return "tenant" if seat.key == _seat_key(caller.tenant_id) else "key"
 
 
 def _seat_key(owner: str) -> str:
@@ -147,7 +167,7 @@ def _seat_key(owner: str) -> str:
 
 def _refusal(claim: Claim, decision: Decision) -> RateLimited:
     if decision.refused_by == "concurrency":
-        limit = min(seat.limit for seat in claim.seats)
+        limit = min(seat.limit for seat in decision.seats if not seat.remaining)
         error = RateLimited(
             f"{limit} requests are already running, which is the limit; wait for one to end",
             code="concurrency_limit_exceeded",
@@ -169,9 +189,9 @@ def _refusal(claim: Claim, decision: Decision) -> RateLimited:
     return error
 
 
-def _unavailable() -> Overloaded:
+def _unavailable(away: StoreAway) -> Overloaded:
     return Overloaded(
         "the limits cannot be read now, so no call is admitted; retry in a few seconds",
         code="limits_unavailable",
-        retry_after_ms=2000,
+        retry_after_ms=int(away.retry_after_ms) + 1,
     )

@@ -7,14 +7,17 @@
 Every step looks at what is still there, so any process may repeat any of them.
 """
 
+import asyncio
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters import erasure
+from app.adapters import erasure, resumable
 from app.adapters import repository as adapters
+from app.adapters import upload_repository as upload_rows
 from app.adapters.resources import Resources
 from app.adapters.schemas import ErasureReceipt
 from app.adapters.views import receipt_object
@@ -92,7 +95,12 @@ async def begin(
     await webhooks.erase_tenant(session, tenant.id)
     tenant.status = "suspended"
     tenant.deleted_at = tenant.updated_at = now
-    counts = {"keys_revoked": revoked, "users_removed": removed, "sessions_ended": ended}
+    counts = {
+        "keys_revoked": revoked,
+        "users_removed": removed,
+        "sessions_ended": ended,
+        "uploads_dropped": await upload_rows.expire_all(session, tenant.id, now),
+    }
     deletion = TenantDeletion(
         id=new_id("del"),
         tenant_id=tenant.id,
@@ -125,6 +133,8 @@ async def carry_on(
         tenant = await find_tenant(session, tenant_id)
         deletion = await _deletion(session, tenant_id)
         complete = deletion.complete
+        unfinished = await upload_rows.ids_of(session, tenant_id)
+    await _drop_uploads(resources, unfinished)
     while not complete:
         async with resources.db.reading() as session:
             rows = await adapters.page_adapters(session, tenant_id, after=None, limit=BATCH)
@@ -134,8 +144,18 @@ async def carry_on(
             await _erase(resources, _eraser(tenant, deletion), row.name)
         if not rows:
             break
+    await resumable.drop_of_tenant(resources, tenant_id)
     await _close_if_done(resources, tenant_id)
     return await receipt(resources, tenant_id)
+
+
+async def _drop_uploads(resources: Resources, upload_ids: Sequence[str]) -> None:
+    """Parts first: rows that are gone would leave them to the hourly sweep."""
+    for upload_id in upload_ids:
+        await asyncio.to_thread(resources.store.drop_parts, upload_id)
+    async with resources.db.transaction() as session:
+        for upload_id in upload_ids:
+            await upload_rows.drop(session, upload_id)
 
 
 async def _erase(resources: Resources, eraser: Caller, name: str) -> None:
@@ -202,6 +222,7 @@ async def read_receipt(session: AsyncSession, tenant_id: str) -> TenantReceipt:
         keys_revoked=deletion.counts["keys_revoked"],
         users_removed=deletion.counts["users_removed"],
         sessions_ended=deletion.counts["sessions_ended"],
+        uploads_dropped=deletion.counts["uploads_dropped"],
         calls_running=await usage.count_open(session, tenant_id),
         adapters=await _count(session, tenant_id),
         kept=list(KEPT),

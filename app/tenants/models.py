@@ -23,6 +23,7 @@ class Tenant(Base):
     weight: Mapped[float] = mapped_column()
     ttft_ms: Mapped[float | None] = mapped_column()
     tpot_ms: Mapped[float | None] = mapped_column()
+    budget_percentile: Mapped[float | None] = mapped_column()
     requests_per_minute: Mapped[int | None] = mapped_column()
     tokens_per_minute: Mapped[int | None] = mapped_column()
     max_concurrent: Mapped[int | None] = mapped_column()
@@ -59,7 +60,7 @@ class TenantDeletion(Base):
     """The name that it had, which somebody else may have by now."""
     complete: Mapped[bool] = mapped_column()
     counts: Mapped[dict[str, int]] = mapped_column(Json)
-    """{"keys_revoked", "users_removed", "sessions_ended"}"""
+    """{"keys_revoked", "users_removed", "sessions_ended", "uploads_dropped"}"""
     created_by: Mapped[str] = mapped_column(String(40))
     created_at: Mapped[datetime] = mapped_column()
     updated_at: Mapped[datetime] = mapped_column()

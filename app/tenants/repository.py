@@ -1,10 +1,14 @@
 """SQL of tenants and of their deletions."""
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.keys.models import ApiKey
+from app.table_repository import read_table
+from app.tables import Table, TableQuery
 from app.tenants.models import Tenant, TenantDeletion
 
 
@@ -33,6 +37,35 @@ async def page(
     if after is not None:
         query = query.where(Tenant.id < after)
     return list((await session.execute(query)).scalars())
+
+
+async def table(
+    session: AsyncSession, wanted: TableQuery, *, deleted: bool = False
+) -> Table[tuple[Tenant, datetime | None]]:
+    """Tenants with when a key of theirs was last used. Of any tenant: for the operator."""
+    used = (
+        select(ApiKey.tenant_id, func.max(ApiKey.last_used_at).label("last_used_at"))
+        .group_by(ApiKey.tenant_id)
+        .subquery()
+    )
+    query = select(Tenant, used.c.last_used_at).outerjoin(used, used.c.tenant_id == Tenant.id)
+    if not deleted:
+        query = query.where(Tenant.erased_at.is_(None))
+    return await read_table(
+        session,
+        query,
+        wanted,
+        searched=[Tenant.name, Tenant.id],
+        sorted_by={
+            "name": Tenant.name,
+            "status": Tenant.status,
+            "weight": Tenant.weight,
+            "created_at": Tenant.created_at,
+            "last_used_at": used.c.last_used_at,
+            "id": Tenant.id,
+        },
+        default="-id",
+    )
 
 
 # --------------------------------------------------------------------------- deletions

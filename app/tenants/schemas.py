@@ -21,6 +21,7 @@ class TenantLimitsIn(BaseModel):
     weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
     ttft_ms: Milliseconds | None = None
     tpot_ms: Milliseconds | None = None
+    budget_percentile: Annotated[float, Field(ge=0.5, le=0.999, allow_inf_nan=False)] | None = None
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
     max_concurrent: Count | None = None
@@ -46,6 +47,7 @@ class TenantOut(BaseModel):
     weight: float
     ttft_ms: float | None
     tpot_ms: float | None
+    budget_percentile: float | None
     requests_per_minute: int | None
     tokens_per_minute: int | None
     max_concurrent: int | None
@@ -92,6 +94,7 @@ class TenantReceipt(BaseModel):
     keys_revoked: int
     users_removed: int
     sessions_ended: int
+    uploads_dropped: int
     calls_running: int
     adapters: DeletedAdapters
     kept: list[KeptItem]

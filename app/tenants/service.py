@@ -14,6 +14,7 @@ from app.caller import Caller, TenantLimits
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.ids import new_id
 from app.settings import Settings
+from app.tables import Table, TableQuery
 from app.tenants import repository
 from app.tenants.models import Tenant
 
@@ -22,6 +23,7 @@ LIMITS = (
     "weight",
     "ttft_ms",
     "tpot_ms",
+    "budget_percentile",
     "requests_per_minute",
     "tokens_per_minute",
     "max_concurrent",
@@ -32,6 +34,9 @@ LIMITS = (
     "max_tokens",
 )
 """What `update_tenant` may change."""
+BUDGET_PERCENTILE = 0.95
+"""The share of a tenant's requests that keep its latency budget, unless it has its own."""
+LEAST_PERCENTILE, MOST_PERCENTILE = 0.5, 0.999
 
 
 def effective_limits(tenant: Tenant | None, settings: Settings) -> TenantLimits:
@@ -54,6 +59,7 @@ def effective_limits(tenant: Tenant | None, settings: Settings) -> TenantLimits:
         weight=tenant.weight,
         ttft_ms=tenant.ttft_ms,
         tpot_ms=tenant.tpot_ms,
+        budget_percentile=tenant.budget_percentile or BUDGET_PERCENTILE,
     )
 
 
@@ -160,12 +166,30 @@ async def list_tenants(
     return await repository.page(session, after=after, limit=limit, deleted=deleted)
 
 
+async def tenant_table(
+    session: AsyncSession, wanted: TableQuery, *, deleted: bool = False
+) -> Table[tuple[Tenant, datetime | None]]:
+    """A page of tenants, each with when it was last used; sorted by name, status, weight,
+    created_at or last_used_at."""
+    return await repository.table(session, wanted, deleted=deleted)
+
+
 def _apply(tenant: Tenant, changes: Mapping[str, Any]) -> None:
     for name, value in changes.items():
         if name not in LIMITS:
             raise InvalidRequest(f"A tenant has no limit {name[:40]!r}.", param=name)
         if value is not None and value <= 0 and name not in ("max_adapters", "max_stored_bytes"):
             raise InvalidRequest(f"{name} must be above 0; {value!r} was given.", param=name)
+        if (
+            name == "budget_percentile"
+            and value is not None
+            and not LEAST_PERCENTILE <= value <= MOST_PERCENTILE
+        ):
+            raise InvalidRequest(
+                f"{name} must be from {LEAST_PERCENTILE} to {MOST_PERCENTILE}; {value!r} was "
+                "given.",
+                param=name,
+            )
         if value is not None and value < 0:
             raise InvalidRequest(f"{name} must not be negative; {value!r} was given.", param=name)
         setattr(tenant, name, 1.0 if name == "weight" and value is None else value)

@@ -98,10 +98,13 @@ async def insert_open(
 
 async def reserve_month(
     session: AsyncSession, owner_id: str, month: str, tokens: int, limit: int | None
-) -> bool:
-    """Reserves tokens of a month in one statement; False when they do not fit the limit."""
+) -> int | None:
+    """Reserves tokens of a month in one statement: what is billed and reserved then.
+
+    None when they do not fit the limit.
+    """
     if limit is not None and tokens > limit:
-        return False
+        return None
     row = {"owner_id": owner_id, "month": month, "tokens": 0, "reserved": tokens}
     fits: ColumnElement[bool] | None = None
     if limit is not None:
@@ -114,12 +117,16 @@ async def reserve_month(
     else:
         statement = sqlite.insert(UsageMonth).values(row)
     statement = statement.on_conflict_do_update(index_elements=keys, set_=added, where=fits)
-    taken = await session.execute(statement.returning(UsageMonth.owner_id))
-    return taken.first() is not None
+    taken = await session.execute(statement.returning(UsageMonth.tokens + UsageMonth.reserved))
+    total: int | None = taken.scalar()
+    return total
 
 
 async def move_open(session: AsyncSession, request_id: str, engine: str) -> None:
-    """Names another engine in an open row: the one whose journal will count it."""
+    """Names another engine in an open row: the one whose journal will count it.
+
+    Of any tenant: for the api process that runs the request.
+    """
     await session.execute(
         update(UsageRecord)
         .where(UsageRecord.request_id == request_id, UsageRecord.status == "open")
@@ -129,7 +136,10 @@ async def move_open(session: AsyncSession, request_id: str, engine: str) -> None
 
 
 async def close_row(session: AsyncSession, entry: FinalEntry, closed_by: str) -> Closed | None:
-    """Closes an open row; None when the request has none (any more)."""
+    """Closes an open row; None when the request has none (any more).
+
+    Of any tenant: the row says whose it is.
+    """
     result = await session.execute(
         update(UsageRecord)
         .where(UsageRecord.request_id == entry.request_id, UsageRecord.status == "open")
@@ -197,6 +207,7 @@ async def month_used(session: AsyncSession, owner_id: str, month: str) -> tuple[
 async def renew_leases(
     session: AsyncSession, request_ids: Sequence[str], lease_until: datetime
 ) -> None:
+    """Of any tenant: for the api process that runs the requests."""
     await session.execute(
         update(UsageRecord)
         .where(UsageRecord.request_id.in_(request_ids), UsageRecord.status == "open")
@@ -208,7 +219,10 @@ async def renew_leases(
 async def expired(
     session: AsyncSession, now: datetime, most: int, *, after: str = ""
 ) -> list[tuple[str, str, datetime]]:
-    """(request id, engine, lease end) of open rows whose lease ended, in the order of the ids."""
+    """(request id, engine, lease end) of open rows whose lease ended, in the order of the ids.
+
+    Of any tenant: for the sweep.
+    """
     found = await session.execute(
         select(UsageRecord.request_id, UsageRecord.engine, UsageRecord.lease_until)
         .where(
@@ -233,6 +247,7 @@ async def count_open(session: AsyncSession, tenant_id: str) -> int:
 
 
 async def get(session: AsyncSession, request_id: str) -> UsageRecord | None:
+    """Of any tenant: for tests and the sweep, which have only the id."""
     return await session.get(UsageRecord, request_id)
 
 

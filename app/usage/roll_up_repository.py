@@ -14,6 +14,8 @@ async def differing_days(session: AsyncSession, first_day: int, end_day: int) ->
     """Days (since the epoch) of [first, end) whose hours or whose day differ from the ledger.
 
     One statement, so that it sees one state of the database while rows go on closing.
+
+    Of any tenant: for the proof that sums equal the ledger.
     """
     first, end = first_day * HOURS_A_DAY, end_day * HOURS_A_DAY
     hour = UsageRecord.started_hour

@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 from app.auth import ApiCaller, OperatorCaller
 from app.deps import PlatformDep, ReadSession
 from app.errors import InvalidRequest
-from app.limits.service import Limits, limit_headers
+from app.limits.service import Limits
 from app.platform import Platform
 from app.usage.csv_export import report_csv, requests_csv
 from app.usage.parameters import Cursor, Id, Lines, UsageParameters, UsageParametersDep
@@ -118,4 +118,4 @@ def _refuse_tenants(wanted: UsageParameters) -> None:
 
 async def _standing(platform: Platform, caller: ApiCaller) -> dict[str, str]:
     limits: Limits = platform.limits
-    return limit_headers(await limits.peek(caller))
+    return await limits.standing(caller)

@@ -7,7 +7,8 @@ tick()        renews the leases of running requests and replays the spool
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import structlog
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
@@ -31,6 +32,23 @@ Acknowledge = Callable[[str, list[str]], Awaitable[None]]
 """Tells an engine (by address) that its journal entries of these requests may go."""
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MonthLeft:
+    """A limit of tokens a month, and what is neither billed nor reserved of it."""
+
+    limit: int
+    tokens: int
+    resets_in: timedelta
+
+    def headers(self) -> dict[str, str]:
+        """x-ratelimit-{limit,remaining,reset}-monthly-tokens."""
+        return {
+            "x-ratelimit-limit-monthly-tokens": str(self.limit),
+            "x-ratelimit-remaining-monthly-tokens": str(self.tokens),
+            "x-ratelimit-reset-monthly-tokens": f"{-(-self.resets_in // timedelta(seconds=1))}s",
+        }
 
 
 class Ledger:
@@ -79,13 +97,16 @@ class Ledger:
         """Returns when every final entry handed in so far is in the database or in the spool."""
         await self._finals.join()
 
-    async def open(self, entry: OpenEntry) -> None:
+    async def open(self, entry: OpenEntry) -> MonthLeft | None:
         """Commits the open row and reserves its tokens of the month, or raises.
+
+        Returns where the tightest monthly limit stands then; None without one.
 
         Overloaded: the database is away. RateLimited: the month's tokens do not suffice.
         Conflict: the request id already has a row.
         """
         now = self._clock.now()
+        left: list[MonthLeft] = []
         try:
             async with asyncio.timeout(DATABASE_TIMEOUT_S), self._db.transaction() as session:
                 lease_until = repository.lease_end(now, self._lease_s)
@@ -93,8 +114,11 @@ class Ledger:
                 for owner in sorted(entry.monthly):
                     limit = entry.monthly[owner]
                     tokens, month = entry.reserved_tokens, month_of(now)
-                    if not await repository.reserve_month(session, owner, month, tokens, limit):
+                    used = await repository.reserve_month(session, owner, month, tokens, limit)
+                    if used is None:
                         raise _month_is_spent(limit or 0, tokens, now)
+                    if limit is not None:
+                        left.append(MonthLeft(limit, limit - used, next_month(now) - now))
         except IntegrityError as error:
             raise Conflict(
                 "a request with this id was already made; send each request with an id of its own",
@@ -109,6 +133,7 @@ class Ledger:
             ) from error
         self._running.add(entry.request_id)
         self._metrics.running(len(self._running))
+        return min(left, key=lambda month: month.tokens, default=None)
 
     async def move(self, request_id: str, engine: str) -> None:
         """Another engine runs the request. Raises Overloaded while the database is away."""

@@ -29,7 +29,10 @@ class AnsweredRequest:
 async def count_by_status(
     session: AsyncSession, version_ids: Sequence[str], alias: str, since: datetime
 ) -> dict[tuple[str, str], int]:
-    """(version id, status) -> requests that began since then."""
+    """(version id, status) -> requests that began since then.
+
+    By its parent: the versions were found by their tenant.
+    """
     found = await session.execute(
         select(UsageRecord.version_id, UsageRecord.status, func.count())
         .where(*_range(version_ids, alias, since), UsageRecord.status.in_(STATUSES))
@@ -41,7 +44,10 @@ async def count_by_status(
 async def count_by_error(
     session: AsyncSession, version_ids: Sequence[str], alias: str, since: datetime
 ) -> dict[str, dict[str, int]]:
-    """version id -> error code -> failed requests."""
+    """version id -> error code -> failed requests.
+
+    By its parent: the versions were found by their tenant.
+    """
     code = func.coalesce(UsageRecord.error_code, "unknown")
     found = await session.execute(
         select(UsageRecord.version_id, code, func.count())
@@ -57,7 +63,10 @@ async def count_by_error(
 async def newest_answered(
     session: AsyncSession, version_ids: Sequence[str], alias: str, since: datetime, most: int
 ) -> dict[str, list[AnsweredRequest]]:
-    """version id -> its newest completed requests, at most `most` of each."""
+    """version id -> its newest completed requests, at most `most` of each.
+
+    By its parent: the versions were found by their tenant.
+    """
     if not version_ids:
         return {}
     parts = [

@@ -10,9 +10,18 @@ from app.deps import IdempotencyKey, PlatformDep, ReadSession, Session
 from app.idempotency.service import create_once
 from app.paging import PageDep, list_body
 from app.tenants import service as tenants
-from app.users import service
+from app.users import service, sessions
 from app.users.links import link_url
-from app.users.schemas import LinkOut, UserChange, UserIn, UserOut
+from app.users.schemas import (
+    LinkOut,
+    RemovedUser,
+    SessionList,
+    SessionOut,
+    SignedOut,
+    UserChange,
+    UserIn,
+    UserOut,
+)
 
 router = APIRouter(prefix="/admin/v1/users", tags=["operator: users"])
 
@@ -138,6 +147,35 @@ async def resume_user(
         actor=caller,
     )
     return UserOut.of(user)
+
+
+@router.delete("/{user_id}")
+async def remove_user(
+    user_id: str, session: Session, platform: PlatformDep, caller: OperatorCaller
+) -> RemovedUser:
+    """Their sessions and links go with them; the audit log keeps what they did."""
+    await service.remove_user(
+        session, user_id, tenant_id=None, now=platform.clock.now(), actor=caller
+    )
+    return RemovedUser(id=user_id)
+
+
+@router.get("/{user_id}/sessions")
+async def list_sessions(user_id: str, session: ReadSession, _: OperatorCaller) -> SessionList:
+    """Where a user is signed in, newest first."""
+    rows = await sessions.list_sessions(session, user_id, tenant_id=None)
+    return SessionList(data=[SessionOut.of(row) for row in rows])
+
+
+@router.post("/{user_id}/sign-out")
+async def sign_user_out(
+    user_id: str, session: Session, platform: PlatformDep, caller: OperatorCaller
+) -> SignedOut:
+    """Ends all of a user's sessions; they may sign in again."""
+    ended = await sessions.end_sessions(
+        session, user_id, tenant_id=None, now=platform.clock.now(), actor=caller
+    )
+    return SignedOut(id=user_id, sessions=ended)
 
 
 def _link(invitation: service.Invitation, platform: PlatformDep) -> LinkOut:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.users.models import User
+from app.users.models import User, UserSession
 
 UserRole = Literal["operator", "tenant_admin", "tenant_viewer"]
 
@@ -41,6 +41,41 @@ class UserOut(BaseModel):
     def of(cls, user: User) -> "UserOut":
         names = cls.model_fields.keys() - {"object"}
         return cls(**{name: getattr(user, name) for name in names})
+
+
+class SessionOut(BaseModel):
+    """An open session of the console; never its cookie."""
+
+    id: str
+    object: Literal["user_session"] = "user_session"
+    address: str
+    user_agent: str
+    created_at: datetime
+    last_seen_at: datetime
+    expires_at: datetime
+
+    @classmethod
+    def of(cls, row: UserSession) -> "SessionOut":
+        names = cls.model_fields.keys() - {"object"}
+        return cls(**{name: getattr(row, name) for name in names})
+
+
+class SessionList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[SessionOut]
+
+
+class SignedOut(BaseModel):
+    """How many sessions a sign-out has ended."""
+
+    id: str
+    object: Literal["user.signed_out"] = "user.signed_out"
+    sessions: int
+
+
+class RemovedUser(BaseModel):
+    id: str
+    object: Literal["user.removed"] = "user.removed"
 
 
 class LinkOut(BaseModel):

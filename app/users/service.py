@@ -15,6 +15,7 @@ from app.crypto import Passwords, Secrets
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.ids import new_id
 from app.settings import Settings
+from app.tables import Table, TableQuery
 from app.tenants.models import Tenant
 from app.tenants.service import require_kept
 from app.users import repository
@@ -57,7 +58,7 @@ async def ensure_operator(
             repository.add(session, user)
     except IntegrityError:
         return None
-    await _record(session, "user.create", user, actor="first-start", now=now)
+    await record(session, "user.create", user, actor="first-start", now=now)
     return FIRST_OPERATOR, password
 
 
@@ -94,7 +95,7 @@ async def create_user(
         await session.flush()
     except IntegrityError:
         raise _taken() from None
-    await _record(session, "user.create", user, actor=actor, now=now)
+    await record(session, "user.create", user, actor=actor, now=now)
     return user
 
 
@@ -140,7 +141,7 @@ async def start_reset(
     user = await find_user(session, user_id, tenant_id=tenant_id, lock=True)
     await repository.void_tokens(session, user.id, now)
     kind: TokenKind = "invitation" if user.status == "invited" else "password-reset"
-    await _record(session, f"user.{kind}", user, actor=actor, now=now)
+    await record(session, f"user.{kind}", user, actor=actor, now=now)
     return _issue(session, kind, user, secrets, settings, now, actor)
 
 
@@ -170,7 +171,7 @@ async def redeem(
     user.must_change_password = False
     user.status = "active"
     await repository.delete_sessions(session, user.id)
-    await _record(session, f"user.{kind}.redeem", user, actor=_as_actor(user), now=now)
+    await record(session, f"user.{kind}.redeem", user, actor=_as_actor(user), now=now)
     return user
 
 
@@ -203,7 +204,7 @@ async def change_password(
     user.must_change_password = False
     keep = [] if keep_session is None else secrets.hashes("session", keep_session)
     await repository.delete_sessions(session, user.id, keep=keep)
-    await _record(session, "user.password.change", user, actor=_as_actor(user), now=now)
+    await record(session, "user.password.change", user, actor=_as_actor(user), now=now)
     return user
 
 
@@ -218,19 +219,15 @@ async def set_status(
 ) -> User:
     """Suspends a user (their sessions end) or resumes one. The last operator stays."""
     user = await find_user(session, user_id, tenant_id=tenant_id, lock=True)
-    if not active and user.role == "operator":
-        others = await repository.count_other_active_operators(session, user.id)
-        if others == 0:
-            raise Conflict(
-                "This is the last active operator; make another one first.", code="last_operator"
-            )
+    if not active:
+        await _require_another_operator(session, user)
     wanted = ("active" if user.password_hash else "invited") if active else "suspended"
     if user.status != wanted:
         user.status = wanted
         if not active:
             await repository.delete_sessions(session, user.id)
         action = "user.resume" if active else "user.suspend"
-        await _record(session, action, user, actor=actor, now=now)
+        await record(session, action, user, actor=actor, now=now)
     return user
 
 
@@ -250,8 +247,33 @@ async def set_role(
     if user.role != role:
         detail = {"from": user.role, "to": role}
         user.role = role
-        await _record(session, "user.role", user, actor=actor, now=now, detail=detail)
+        await record(session, "user.role", user, actor=actor, now=now, detail=detail)
     return user
+
+
+async def remove_user(
+    session: AsyncSession,
+    user_id: str,
+    *,
+    tenant_id: str | None,
+    now: datetime,
+    actor: Caller | str,
+) -> User:
+    """Deletes a user with their sessions and links; the audit log keeps what they did."""
+    user = await find_user(session, user_id, tenant_id=tenant_id, lock=True)
+    await _require_another_operator(session, user)
+    await record(session, "user.remove", user, actor=actor, now=now)
+    await repository.delete_user(session, user.id)
+    return user
+
+
+async def _require_another_operator(session: AsyncSession, user: User) -> None:
+    if user.role != "operator":
+        return
+    if await repository.count_other_active_operators(session, user.id) == 0:
+        raise Conflict(
+            "This is the last active operator; make another one first.", code="last_operator"
+        )
 
 
 async def find_user(
@@ -264,11 +286,25 @@ async def find_user(
     return user
 
 
+async def find_by_email(session: AsyncSession, email: str) -> User:
+    """By email or id (the command line takes either). Raises NotFound."""
+    user = await repository.by_email(session, email.strip().lower())
+    return user or await find_user(session, email, tenant_id=None)
+
+
 async def list_users(
     session: AsyncSession, *, tenant_id: str | None, after: str | None = None, limit: int = 100
 ) -> list[User]:
     """Newest first."""
     return await repository.page(session, tenant_id=tenant_id, after=after, limit=limit)
+
+
+async def user_table(
+    session: AsyncSession, wanted: TableQuery, *, tenant_id: str | None
+) -> Table[tuple[User, str | None]]:
+    """A page of users, each with its tenant's name; sorted by email, role, status, tenant,
+    created_at or last_sign_in_at. `tenant_id=None`: an operator asks."""
+    return await repository.table(session, wanted, tenant_id=tenant_id)
 
 
 def check_password(password: str, settings: Settings, *, email: str) -> None:
@@ -358,7 +394,7 @@ def _dead_link() -> NotFound:
     )
 
 
-async def _record(
+async def record(
     session: AsyncSession,
     action: str,
     user: User,
@@ -367,6 +403,7 @@ async def _record(
     now: datetime,
     detail: dict[str, Any] | None = None,
 ) -> None:
+    """The audit event of something that was done to a user."""
     await audit.record(
         session,
         actor=actor,

@@ -18,7 +18,7 @@ from app.ids import new_id
 from app.settings import Settings
 from app.tenants.models import Tenant
 from app.tenants.service import effective_limits
-from app.users import repository, throttle
+from app.users import repository, service, throttle
 from app.users.models import SignInCounter, User, UserSession
 from app.users.service import MAX_PASSWORD
 
@@ -212,6 +212,31 @@ async def find_session(
 async def sign_out(session: AsyncSession, token: str, *, secrets: Secrets) -> None:
     """Ends a session; an unknown one is no error."""
     await repository.delete_session(session, secrets.hashes("session", token))
+
+
+async def end_sessions(
+    session: AsyncSession,
+    user_id: str,
+    *,
+    tenant_id: str | None,
+    now: datetime,
+    actor: Caller | str,
+) -> int:
+    """Signs a user out everywhere; how many sessions ended."""
+    user = await service.find_user(session, user_id, tenant_id=tenant_id, lock=True)
+    ended = len(await repository.sessions_of(session, user.id))
+    await repository.delete_sessions(session, user.id)
+    detail = {"sessions": ended}
+    await service.record(session, "user.sign_out", user, actor=actor, now=now, detail=detail)
+    return ended
+
+
+async def list_sessions(
+    session: AsyncSession, user_id: str, *, tenant_id: str | None
+) -> list[UserSession]:
+    """A user's open sessions, newest first. Raises NotFound, also for another tenant's user."""
+    user = await service.find_user(session, user_id, tenant_id=tenant_id)
+    return await repository.sessions_of(session, user.id)
 
 
 async def sweep(session: AsyncSession, *, settings: Settings, now: datetime) -> None:

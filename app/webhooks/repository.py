@@ -32,7 +32,10 @@ async def lock_tenant(session: AsyncSession, tenant_id: str) -> None:
 
 
 async def lock_endpoint(session: AsyncSession, endpoint_id: str) -> None:
-    """Taken before any delivery of it is changed, so that no two transactions wait in a ring."""
+    """Taken before any delivery of it is changed, so that no two transactions wait in a ring.
+
+    Of any tenant: for the worker, which has the endpoint of a delivery.
+    """
     await session.execute(
         select(WebhookEndpoint.id)
         .where(WebhookEndpoint.id == endpoint_id)
@@ -75,12 +78,13 @@ async def page_endpoints(
 
 
 async def delete_endpoint(session: AsyncSession, endpoint_id: str) -> None:
-    """With its deliveries."""
+    """With its deliveries. By its parent: the caller found the endpoint."""
     await session.execute(delete(WebhookDelivery).where(WebhookDelivery.endpoint_id == endpoint_id))
     await session.execute(delete(WebhookEndpoint).where(WebhookEndpoint.id == endpoint_id))
 
 
 async def note_success(session: AsyncSession, endpoint_id: str, now: datetime) -> None:
+    """Of any tenant: for the worker, which has sent something to it."""
     await session.execute(
         update(WebhookEndpoint)
         .where(WebhookEndpoint.id == endpoint_id)
@@ -90,7 +94,10 @@ async def note_success(session: AsyncSession, endpoint_id: str, now: datetime) -
 
 
 async def note_failure(session: AsyncSession, endpoint_id: str, now: datetime) -> None:
-    """The first failure after a success begins the time that it has been failing for."""
+    """The first failure after a success begins the time that it has been failing for.
+
+    Of any tenant: for the worker, which has tried to send something to it.
+    """
     await session.execute(
         update(WebhookEndpoint)
         .where(WebhookEndpoint.id == endpoint_id, WebhookEndpoint.failing_since.is_(None))
@@ -100,7 +107,10 @@ async def note_failure(session: AsyncSession, endpoint_id: str, now: datetime) -
 
 
 async def disable(session: AsyncSession, endpoint_id: str, reason: str, now: datetime) -> bool:
-    """False when it was disabled already. What is still to be sent to it is dead."""
+    """False when it was disabled already. What is still to be sent to it is dead.
+
+    By its parent: the caller found the endpoint.
+    """
     result = await session.execute(
         update(WebhookEndpoint)
         .where(WebhookEndpoint.id == endpoint_id, WebhookEndpoint.status == ENABLED)
@@ -112,7 +122,10 @@ async def disable(session: AsyncSession, endpoint_id: str, reason: str, now: dat
 
 
 async def bury(session: AsyncSession, endpoint_id: str, now: datetime) -> None:
-    """What is still to be sent to a disabled endpoint is dead."""
+    """What is still to be sent to a disabled endpoint is dead.
+
+    By its parent: the caller found the endpoint.
+    """
     await session.execute(
         update(WebhookDelivery)
         .where(WebhookDelivery.endpoint_id == endpoint_id, WebhookDelivery.state == PENDING)
@@ -122,7 +135,10 @@ async def bury(session: AsyncSession, endpoint_id: str, now: datetime) -> None:
 
 
 async def count_by_secret_version(session: AsyncSession, now: datetime) -> dict[int, int]:
-    """How many secrets each version of the root secret still seals."""
+    """How many secrets each version of the root secret still seals.
+
+    Of any tenant: a rotation is the platform's.
+    """
     counts: dict[int, int] = {}
     current = await session.execute(
         select(WebhookEndpoint.secret_version, func.count()).group_by(
@@ -144,7 +160,10 @@ async def count_by_secret_version(session: AsyncSession, now: datetime) -> dict[
 async def sealed_by_others(
     session: AsyncSession, version: int, limit: int
 ) -> Sequence[WebhookEndpoint]:
-    """Endpoints with a secret that another version of the root secret seals."""
+    """Endpoints with a secret that another version of the root secret seals.
+
+    Of any tenant: a rotation is the platform's.
+    """
     rows = await session.scalars(
         select(WebhookEndpoint)
         .where(
@@ -160,7 +179,10 @@ async def sealed_by_others(
 
 
 async def tenants_that_listen(session: AsyncSession, type_: str) -> list[str]:
-    """Ids of tenants with an endpoint that asked for that event."""
+    """Ids of tenants with an endpoint that asked for that event.
+
+    Of any tenant: for the sweep, which looks after each of them.
+    """
     rows = await session.execute(
         select(WebhookEndpoint.tenant_id, WebhookEndpoint.events)
         .where(WebhookEndpoint.status == ENABLED)
@@ -173,11 +195,12 @@ async def tenants_that_listen(session: AsyncSession, type_: str) -> list[str]:
 
 
 async def happened(session: AsyncSession, once: str) -> bool:
-    """Whether an event that may be told once was told."""
+    """Whether an event that may be told once was told. Of any tenant: `once` names whose it is."""
     return bool(await session.scalar(select(exists().where(WebhookEvent.once == once))))
 
 
 async def event(session: AsyncSession, event_id: str) -> WebhookEvent:
+    """By its parent: the delivery of it was found."""
     return await session.get_one(WebhookEvent, event_id)
 
 
@@ -187,6 +210,7 @@ async def event(session: AsyncSession, event_id: str) -> WebhookEvent:
 async def delivery(
     session: AsyncSession, delivery_id: str, endpoint_id: str | None = None
 ) -> WebhookDelivery | None:
+    """By its parent: a caller's endpoint that was found; None for the worker."""
     query = select(WebhookDelivery).where(WebhookDelivery.id == delivery_id)
     if endpoint_id is not None:
         query = query.where(WebhookDelivery.endpoint_id == endpoint_id)
@@ -217,6 +241,7 @@ async def page_deliveries(
 
 
 async def count_pending(session: AsyncSession, endpoint_id: str) -> int:
+    """By its parent: the caller found the endpoint."""
     count = await session.scalar(
         select(func.count())
         .select_from(WebhookDelivery)
@@ -226,7 +251,10 @@ async def count_pending(session: AsyncSession, endpoint_id: str) -> int:
 
 
 async def due(session: AsyncSession, now: datetime, limit: int) -> Sequence[Due]:
-    """The longest due first; those that a worker holds are left out."""
+    """The longest due first; those that a worker holds are left out.
+
+    Of any tenant: for the sweep, which shares itself out among them.
+    """
     rows = await session.execute(
         select(WebhookDelivery.id, WebhookDelivery.tenant_id)
         .where(
@@ -263,7 +291,10 @@ async def first_attempts(
 async def claim(
     session: AsyncSession, delivery_id: str, now: datetime, lease_until: datetime
 ) -> int | None:
-    """Takes the delivery for one attempt; its number, or None when it is not to be had."""
+    """Takes the delivery for one attempt; its number, or None when it is not to be had.
+
+    Of any tenant: for the worker, which has only the id.
+    """
     result = await session.execute(
         update(WebhookDelivery)
         .where(
@@ -281,7 +312,10 @@ async def claim(
 
 
 async def conclude(session: AsyncSession, delivery_id: str, attempt: int, **values: Any) -> bool:
-    """Writes how an attempt ended, unless a later one has begun."""
+    """Writes how an attempt ended, unless a later one has begun.
+
+    Of any tenant: for the worker, which has made the attempt.
+    """
     result = await session.execute(
         update(WebhookDelivery)
         .where(
@@ -296,7 +330,10 @@ async def conclude(session: AsyncSession, delivery_id: str, attempt: int, **valu
 
 
 async def drop_finished(session: AsyncSession, before: datetime) -> int:
-    """Deliveries that ended before then, and events that no delivery needs any more."""
+    """Deliveries that ended before then, and events that no delivery needs any more.
+
+    Of any tenant: what is old goes everywhere.
+    """
     dropped = await session.execute(
         delete(WebhookDelivery).where(WebhookDelivery.finished_at < before)
     )

@@ -65,7 +65,7 @@ async def create_webhook(
                 settings=platform.settings,
                 now=now,
             )
-            return WebhookWithSecret(webhook=webhook_object(row), secret=secret)
+            return WebhookWithSecret(id=row.id, secret=secret, webhook=webhook_object(row))
 
         return await create_once(
             session,
@@ -142,7 +142,7 @@ async def rotate_secret(
             overlap=timedelta(seconds=wanted.overlap_s),
             now=now,
         )
-        return WebhookWithSecret(webhook=webhook_object(row), secret=secret)
+        return WebhookWithSecret(id=row.id, secret=secret, webhook=webhook_object(row))
 
     return await create_once(
         session,

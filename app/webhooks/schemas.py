@@ -70,8 +70,9 @@ class WebhookObject(BaseModel):
 class WebhookWithSecret(BaseModel):
     """The only answer that holds the secret."""
 
-    webhook: WebhookObject
+    id: str
     secret: str
+    webhook: WebhookObject
 
 
 class OperatorWebhookObject(WebhookObject):

@@ -1,44 +1,23 @@
-"""What an engine has learned of its device at start-up: steps of all sizes, run and observed."""
+"""What an engine knows of its device before the first request: its own calibration, simulated."""
 
-from benchmarks.simulation.step_models import Device, StepContents
-from engine.step_time import StepShape, StepTimes, attended_pairs
+from benchmarks.simulation.adapters import SimulatedLoader
+from benchmarks.simulation.executor import SimulatedExecutor
+from benchmarks.simulation.step_models import Device
+from engine.calibration import calibrate
+from engine.clock import SimulatedClock
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.step_time import StepTimes
 
-DECODES = (1, 4, 16, 64, 128, 256)
-CHUNKS = (16, 64, 256, 512, 1024, 2048)
-CONTEXTS = (64, 512, 2048)
-ADAPTERS = (0, 4, 32)
-RANK = 16
-ROUNDS = 2
-
-
-def calibrated(device: Device) -> StepTimes:
-    """A step-time model that has seen decodes, prefill chunks and adapters on this device."""
-    times = StepTimes()
-    most = int(device.settings.get("max_batch_tokens", 512))
-    for _ in range(ROUNDS):
-        for context in CONTEXTS:
-            for rows in (r for r in DECODES if r <= most):
-                for adapters in ADAPTERS:
-                    _observe(times, device, rows, context, 0, min(adapters, rows))
-                for chunk in (c for c in CHUNKS if c + rows <= most):
-                    _observe(times, device, rows, context, chunk, 0)
-    times.anchor()
-    return times
+ENDLESS = [1_000_000]
+"""Answers whose end is up to the request: calibration counts its own tokens."""
 
 
-def _observe(
-    times: StepTimes, device: Device, rows: int, context: int, chunk: int, adapters: int
-) -> None:
-    adapter_bytes = adapters * RANK * device.rank_bytes
-    pairs = attended_pairs(0, chunk)
-    shape = StepShape(chunk, rows, rows * context + chunk, pairs, adapter_bytes)
-    contents = StepContents(
-        prefill_tokens=chunk,
-        decode_rows=rows,
-        sampled_rows=rows + (chunk > 0),
-        kv_tokens=rows * context + chunk,
-        attention_pairs=rows * context + pairs,
-        adapter_bytes=adapter_bytes,
-        token_ranks=rows * RANK if adapters else 0,
-    )
-    times.observe(shape, device.steps.step_ms(contents, copying=False))
+def calibrated(device: Device, config: EngineConfig, *, noise: float, seed: int) -> StepTimes:
+    """The step-time model after the calibration of a first start."""
+    clock = SimulatedClock()
+    executor = SimulatedExecutor(device, clock, ENDLESS, noise=noise, seed=seed)
+    loader = SimulatedLoader(clock, {}, device.rank_bytes)
+    core = EngineCore(config, executor, loader, clock)
+    calibrate(core, clock, config.calibration_ms)
+    return core.step_times

@@ -12,6 +12,7 @@ from app.bench.workloads import Lengths, TimedRequest, Workload, generate
 from benchmarks.simulation.run import Simulation
 from benchmarks.simulation.step_models import Device, StepContents
 from engine.config import EngineConfig
+from engine.policy import PolicyName
 
 LEAST_FILL_MS, LEAST_MEASURE_MS = 8_000.0, 12_000.0
 LEAST_REQUESTS = 300  # to be finished in the measurement, on slow devices too
@@ -24,14 +25,21 @@ def mean_tokens(lengths: Lengths) -> float:
 
 
 def estimated_capacity(device: Device, config: EngineConfig, workload: Workload) -> float:
-    """Requests per second of a full batch in balance: as many start as end in every step."""
+    """Requests per second of a full batch in balance: as many start as end in every step.
+
+    The batch is as large as places, KV cache and the adapters that fit allow; what has to come over
+    the bus comes no faster than the bus.
+    """
     prompt, output = mean_tokens(workload.prompt), mean_tokens(workload.output)
     context = prompt + output / 2
     room = device.extents * 16 * (1 - config.adapter_share) / (prompt + output)
     rows = max(1, int(min(config.max_running, room)))
+    rank = float(np.mean(workload.ranks)) if workload.adapters else 0.0
+    fits = config.adapter_share * device.arena_bytes / max(1.0, rank * device.rank_bytes)
+    while rows > 1 and _expected_distinct(workload, rows) > fits:
+        rows -= 1
     starting = rows / (output + 1)
     distinct = _expected_distinct(workload, rows)
-    rank = float(np.mean(workload.ranks)) if workload.adapters else 0.0
     step = StepContents(
         prefill_tokens=int(starting * prompt),
         decode_rows=rows,
@@ -41,7 +49,12 @@ def estimated_capacity(device: Device, config: EngineConfig, workload: Workload)
         adapter_bytes=int(distinct * rank * device.rank_bytes),
         token_ranks=int((rows + starting * prompt) * rank),
     )
-    return 1000.0 * starting / device.steps.step_ms(step, copying=False)
+    per_s = 1000.0 * starting / device.steps.step_ms(step, copying=False)
+    missing = max(0.0, 1.0 - fits / workload.adapters) if workload.popularity == "uniform" else 0.0
+    if missing:
+        bus_bytes_per_s = 1000.0 * device.steps.bus_bytes_per_ms
+        per_s = min(per_s, bus_bytes_per_s / (rank * device.rank_bytes * missing))
+    return per_s
 
 
 def measured_capacity(
@@ -64,9 +77,10 @@ def finished_per_s(
     *,
     from_ms: float,
     to_ms: float,
+    policy: PolicyName = "fcfs",
 ) -> float:
     """Requests that end in [from_ms, to_ms), a second, with queues as long as it takes."""
-    unbounded = replace(config, policy="fcfs", max_waiting=10**6, max_waiting_per_tenant=10**6)
+    unbounded = replace(config, policy=policy, max_waiting=10**6, max_waiting_per_tenant=10**6)
     result = Simulation(device, unbounded, requests).run(limit_ms=to_ms)
     ended = sum(o.answered and from_ms <= (o.last_ms or 0.0) < to_ms for o in result.outcomes)
     return 1000.0 * ended / (to_ms - from_ms)

@@ -107,13 +107,15 @@ class SimulatedExecutor:
         for row in plan.rows:
             count = len(row.tokens)
             end = row.start + count
+            pairs = count * (row.start + end + 1) // 2
             if count == 1 and row.sample:
                 step.decode_rows += 1
             else:
                 step.prefill_tokens += count
+                step.prefill_pairs += pairs
             step.sampled_rows += row.sample
             step.kv_tokens += end
-            step.attention_pairs += count * (row.start + end + 1) // 2
+            step.attention_pairs += pairs
             if row.slot >= 0:
                 touched.add(row.slot)
                 step.token_ranks += count * self._slots[row.slot].rank

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from app.bench.tables import print_table
+from engine.policy import PolicyName
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,7 @@ class Setting:
     """How much of an experiment to run: seeds 1..rounds, arms by policy, seconds of arrivals."""
 
     rounds: int
-    policies: Sequence[str]
+    policies: Sequence[PolicyName]
     seconds: float | None = None
 
     @property
@@ -79,7 +80,7 @@ class Experiment:
 
     question: str
     run: Callable[[Setting], list[Finding]]
-    policies: tuple[str, ...] = field(default=("slo", "vtc", "fcfs"))
+    policies: tuple[PolicyName, ...] = field(default=("slo", "vtc", "fcfs"))
 
 
 def print_experiment(

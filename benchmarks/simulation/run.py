@@ -96,7 +96,8 @@ class Simulation:
         answers = [request.output_tokens for request in requests]
         self.executor = SimulatedExecutor(device, self._clock, answers, noise=noise, seed=seed)
         self.loader = SimulatedLoader(self._clock, ranks, device.rank_bytes, speed)
-        self.core = EngineCore(config, self.executor, self.loader, self._clock, calibrated(device))
+        times = calibrated(device, config, noise=noise, seed=seed)
+        self.core = EngineCore(config, self.executor, self.loader, self._clock, times)
         self._vocab = device.description.vocab_size
         self._outcomes: list[Outcome] = []
         self._samples: list[Sample] = []

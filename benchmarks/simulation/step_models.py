@@ -6,8 +6,9 @@ Both answer the same question: given what one step holds, how many milliseconds 
 import json
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
+from engine.step_time import StepShape, StepTimes
 from engine.types import EDGE_TARGETS, ModelDescription, ModuleSpec
 
 GB = 1e9
@@ -21,7 +22,8 @@ class StepContents:
     decode_rows: int = 0
     sampled_rows: int = 0
     kv_tokens: int = 0  # read: the context of every row, once
-    attention_pairs: int = 0  # (query, key): prefill's arithmetic
+    attention_pairs: int = 0  # (query, key), of all rows
+    prefill_pairs: int = 0  # of these, those of prefill chunks
     adapter_bytes: int = 0  # of the distinct adapters touched
     token_ranks: int = 0  # sum over tokens of their adapter's rank
     moved_bytes: int = 0  # copied inside the device's memory: forks, adapters moved together
@@ -100,18 +102,6 @@ class Measured:
     bus_bytes_per_ms: float = 4.0e6
     copies_beside_steps: bool = False
 
-    @classmethod
-    def from_json(cls, path: Path) -> Self:
-        """Raises ValueError, naming the field, on what is no such model."""
-        values = json.loads(path.read_text())
-        known = {entry.name for entry in fields(cls)}
-        if not isinstance(values, dict) or not values.keys() <= known:
-            raise ValueError(f"{path} must be a JSON object of {', '.join(sorted(known))}")
-        for name in ("fixed_ms", "prefill_token_ms", "decode_row_ms"):
-            if name not in values:
-                raise ValueError(f"{path} lacks {name}")
-        return cls(**values)
-
     def step_ms(self, step: StepContents, *, copying: bool) -> float:
         return (
             self.fixed_ms
@@ -122,6 +112,25 @@ class Measured:
             + step.token_ranks * self.token_rank_ms
             + step.moved_bytes * self.moved_byte_ms
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What an engine has learned of its own steps: the file that it keeps between starts."""
+
+    times: StepTimes
+    bus_bytes_per_ms: float = 4.0e6
+    copies_beside_steps: bool = False
+
+    def step_ms(self, step: StepContents, *, copying: bool) -> float:
+        shape = StepShape(
+            step.prefill_tokens,
+            step.decode_rows,
+            step.kv_tokens,
+            step.prefill_pairs,
+            step.adapter_bytes,
+        )
+        return self.times.mean_ms(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +218,29 @@ def h200(arena_bytes: float = 110 * GB) -> Device:
     return Device(description, extents, Roofline(), rank_bytes(description), H200_SETTINGS)
 
 
+def measured_steps(path: Path) -> StepModel:
+    """A `Measured` as JSON, or the step-time file of an engine.
+
+    Raises ValueError, naming the field, on what is neither.
+    """
+    text = path.read_text()
+    values = json.loads(text)
+    if isinstance(values, dict) and "coefficients" in values:
+        return Learned(StepTimes.from_json(text))
+    known = {entry.name for entry in fields(Measured)}
+    if not isinstance(values, dict) or not values.keys() <= known:
+        raise ValueError(f"{path} must be a JSON object of {', '.join(sorted(known))}")
+    for name in ("fixed_ms", "prefill_token_ms", "decode_row_ms"):
+        if name not in values:
+            raise ValueError(f"{path} lacks {name}")
+    return Measured(**values)
+
+
 def measured_device(path: Path, *, arena_bytes: float = 256 * 2**20) -> Device:
-    """The embedded 135M model on a CPU whose step times `path` holds."""
+    """The embedded 135M model on a device whose step times `path` holds.
+
+    Raises OSError or ValueError when it does not.
+    """
     shapes = (("q_proj", 576, 576), ("k_proj", 576, 192), ("v_proj", 576, 192),
               ("o_proj", 576, 576), ("gate_proj", 576, 1536), ("up_proj", 576, 1536),
               ("down_proj", 1536, 576))  # fmt: skip
@@ -230,4 +260,4 @@ def measured_device(path: Path, *, arena_bytes: float = 256 * 2**20) -> Device:
         kv_block_bytes=16 * 2 * 30 * 3 * 64 * 2,
     )
     extents = int(arena_bytes // description.kv_block_bytes)
-    return Device(description, extents, Measured.from_json(path), rank_bytes(description))
+    return Device(description, extents, measured_steps(path), rank_bytes(description))

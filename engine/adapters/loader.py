@@ -107,7 +107,7 @@ def _failure(ref: AdapterRef, error: BaseException) -> LoadFailed:
         return LoadFailed(ref, AdapterMissing.code, error.message, True)
     if isinstance(error, EngineError):
         return LoadFailed(ref, error.code, error.message, isinstance(error, WORTH_A_RETRY))
-    log.error("adapter %s could not be loaded", ref.digest[:16], exc_info=error)
+    log.error("an adapter could not be loaded", extra={"adapter": ref.digest}, exc_info=error)
     if isinstance(error, OSError):
         return LoadFailed(ref, "adapter_unreadable", "The adapter cannot be read now.", True)
     return LoadFailed(ref, "adapter_load_failed", "The adapter could not be loaded.")

@@ -15,11 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from engine.adapters.copy_pace import CopyPace
 from engine.adapters.device_space import DeviceSpace
 from engine.adapters.host_cache import HostCache
 from engine.adapters.loading import Loaded, Loader, LoadFailed, Measured
 from engine.adapters.quarantine import Quarantine, Quarantined
 from engine.arena import Arena
+from engine.clock import Clock
 from engine.config import EngineConfig
 from engine.errors import AdapterRefused
 from engine.kv_blocks import KvBlocks
@@ -31,6 +33,11 @@ from engine.waiting import FairQueue
 
 PLACEMENTS_PER_STEP = 16
 """Adapters for which room is sought in one step."""
+RESIDENCY_COPIES = 4.0
+"""An adapter that took another's place by age keeps the next from doing so for as many times as
+long as its copy takes: at most a fifth of the time goes into changing places."""
+HOLD_PATIENCE = 10.0
+"""Times the aging bound that a place is waited for before those who use it are preempted."""
 ERASED_MS = 5_000.0
 """How long an erased adapter is refused: calls that were on their way must not bring it back."""
 
@@ -92,17 +99,21 @@ class AdapterPool:
         executor: Executor,
         loader: Loader,
         policy: Policy,
+        clock: Clock | None = None,
     ) -> None:
+        """`clock`: times how long copies hold up the step loop; without one that is nothing."""
         self._config = config
         self._executor = executor
         self._loader = loader
         self._policy = policy
+        self._clock = clock
+        self.pace = CopyPace(config.copy_bytes_per_step)
         self._blocks = blocks
         self._extent_bytes = executor.description.kv_block_bytes
         self._max_rank = min(config.max_rank, executor.description.max_rank)
         self._host = HostCache(config.host_cache_bytes)
         self._entries: dict[AdapterRef, Entry] = {}
-        self._load_queue: deque[Entry] = deque()
+        self._load_queue: FairQueue[Entry] = FairQueue(policy)
         self._measured: deque[Entry] = deque()
         self._loads = 0  # measuring or building, those of erased adapters too
         self._erasing: set[AdapterRef] = set()  # loads whose result will be thrown away
@@ -112,6 +123,8 @@ class AdapterPool:
         self._now_ms = 0.0
         self.load_times = LoadTimes()
         self.evictions = 0
+        self._hold_since_ms = 0.0
+        self._no_hold_before_ms = -math.inf
         self.loads = 0
         self._device = DeviceSpace(
             arena,
@@ -145,13 +158,16 @@ class AdapterPool:
         """The sequence waits, in its place by arrival."""
         ref = _ref_of(sequence)
         entry = self._entries.get(ref)
+        known = entry is not None
         if entry is None:
             entry = self._entries[ref] = Entry(ref)
-            self._load_queue.append(entry)
         first = entry.oldest
         entry.waiting[sequence.order] = sequence
         if first is not None and sequence.order < first.order:
             entry.waiting.move_to_end(sequence.order, last=False)
+        if not known:
+            self._stand_for_oldest(entry, now_ms)
+            self._load_queue.push(entry)
         if entry.stage is Stage.HOST and first is None:
             self._want(entry, now_ms)
 
@@ -181,11 +197,11 @@ class AdapterPool:
     def unpin(self, ref: AdapterRef) -> None:
         self._device.unpin(ref)
 
-    def rank(self, ref: AdapterRef) -> int:
-        return self._entries[ref].max_rank
-
     def nbytes(self, ref: AdapterRef) -> int:
         return self._entries[ref].nbytes
+
+    def rank(self, ref: AdapterRef) -> int:
+        return self._entries[ref].max_rank
 
     def expected_ms(self, ref: AdapterRef, now_ms: float) -> float:
         """How long until the adapter is usable, if loads take as long as they did; 0: it is."""
@@ -236,7 +252,7 @@ class AdapterPool:
         self._start_loads()
         if self._wanted:
             self._place_wanted(now_ms, needed_blocks(), events)
-        for slot in self._executor.poll_copies(copy_bytes):
+        for slot in self._poll_copies(copy_bytes):
             entry = self._entries[self._device.copied(slot).ref]
             entry.stage = Stage.DEVICE
             self.load_times.observe("host", entry.nbytes, now_ms - entry.since_ms)
@@ -246,6 +262,15 @@ class AdapterPool:
             if spared is not None and self.usable(spared.ref):
                 events.usable.extend(spared.waiting.values())
         return events
+
+    def _poll_copies(self, copy_bytes: int) -> list[int]:
+        """Moves copies on; the slots that are complete."""
+        if self._clock is None:
+            return self._executor.poll_copies(copy_bytes)
+        began_ms = self._clock.now_ms()
+        complete = self._executor.poll_copies(copy_bytes)
+        self.pace.moved(copy_bytes, self._clock.now_ms() - began_ms)
+        return complete
 
     def _start_loads(self) -> None:
         for _ in range(len(self._measured)):
@@ -259,12 +284,15 @@ class AdapterPool:
             entry.stage = Stage.BUILDING
             self._loads += 1
             self._loader.build(entry.ref)
-        while self._load_queue and self._loads < self._config.max_loads:
-            entry = self._load_queue.popleft()
-            entry.stage = Stage.MEASURING
-            entry.since_ms = self._now_ms
+        while self._loads < self._config.max_loads:
+            following = self._next_of(self._load_queue, self._now_ms)
+            if following is None:
+                break
+            self._load_queue.remove(following)
+            following.stage = Stage.MEASURING
+            following.since_ms = self._now_ms
             self._loads += 1
-            self._loader.measure(entry.ref)
+            self._loader.measure(following.ref)
 
     def _on_measured(self, event: Measured, now_ms: float, events: PoolEvents) -> None:
         self._loads -= 1
@@ -346,6 +374,11 @@ class AdapterPool:
     # ------------------------------------------------------------------ onto the device
 
     def _want(self, entry: Entry, now_ms: float) -> None:
+        self._stand_for_oldest(entry, now_ms)
+        self._wanted.push(entry)
+
+    def _stand_for_oldest(self, entry: Entry, now_ms: float) -> None:
+        """The adapter takes the place of the longest waiting of its requests."""
         first = entry.oldest
         if first is None:
             raise AssertionError("an adapter that nobody waits for is not wanted")
@@ -355,14 +388,13 @@ class AdapterPool:
             first.urgent_ms,
             first.lost_ms,
         )
-        self._wanted.push(entry)
 
     def _place_wanted(self, now_ms: float, needed_blocks: int, events: PoolEvents) -> None:
         self._relieve_starving(now_ms, events)
         refused = []
         most = self._device.most_extents(needed_blocks)
         for _ in range(PLACEMENTS_PER_STEP):
-            entry = self._next_wanted(now_ms) if most else None
+            entry = self._next_of(self._wanted, now_ms) if most else None
             if entry is None:
                 break
             self._wanted.remove(entry)
@@ -378,11 +410,11 @@ class AdapterPool:
         for entry in refused:
             self._wanted.push(entry)
 
-    def _next_wanted(self, now_ms: float) -> Entry | None:
-        """Whose turn it is to come onto the device."""
-        if self._policy.keeps_budgets and (urgent := self._wanted.urgent(now_ms)) is not None:
+    def _next_of(self, queue: FairQueue[Entry], now_ms: float) -> Entry | None:
+        """Whose turn it is to be loaded, or to come onto the device."""
+        if self._policy.keeps_budgets and (urgent := queue.urgent(now_ms)) is not None:
             return urgent
-        return self._wanted.peek()
+        return queue.peek()
 
     def _relieve_starving(self, now_ms: float, events: PoolEvents) -> None:
         """Gives the adapter that has waited too long the place of those resident longest."""
@@ -390,12 +422,28 @@ class AdapterPool:
         if self._device.hold is None and oldest is not None:
             if now_ms - oldest.arrival_ms <= self._config.adapter_aging_ms:
                 return
-            self._device.begin_hold(oldest.ref, self._extents(oldest))
+            if now_ms < self._no_hold_before_ms:
+                return
+            if self._device.begin_hold(oldest.ref, self._extents(oldest)):
+                self._hold_since_ms = now_ms
         resident = self._device.fill_hold()
         if resident is not None:
+            copy_ms = self.load_times.predict_ms("host", self._entries[resident.ref].nbytes)
+            self._no_hold_before_ms = now_ms + RESIDENCY_COPIES * copy_ms
             entry = self._entries[resident.ref]
             self._wanted.remove(entry)
             self._start_copy(entry, resident.slot, now_ms, events)
+
+    def overdue(self, now_ms: float) -> list[AdapterRef]:
+        """Adapters in use that have not left a held place in time: their requests must stop.
+
+        Without this the wait for a place would be as long as the longest answer.
+        """
+        hold = self._device.hold
+        patience_ms = HOLD_PATIENCE * self._config.adapter_aging_ms
+        if hold is None or now_ms - self._hold_since_ms <= patience_ms:
+            return []
+        return [victim.ref for victim in hold.victims if victim.pins]
 
     def _start_copy(self, entry: Entry, slot: int, now_ms: float, events: PoolEvents) -> None:
         blob = self._blob(entry)
@@ -412,6 +460,7 @@ class AdapterPool:
             self._fail(entry, "adapter_copy_failed", message, now_ms, retry_ms, events)
             return
         entry.stage = Stage.COPYING
+        self.pace.started(slot, entry.nbytes)
         entry.since_ms = now_ms
 
     def _blob(self, entry: Entry) -> AdapterBlob:
@@ -437,7 +486,8 @@ class AdapterPool:
                 self._want(entry, self._now_ms)
         elif entry.waiting:
             entry.stage = Stage.QUEUED
-            self._load_queue.append(entry)
+            self._stand_for_oldest(entry, self._now_ms)
+            self._load_queue.push(entry)
         else:
             self._remove(entry)
 
@@ -482,7 +532,8 @@ class AdapterPool:
                 self._erasing.add(ref)
             elif entry.stage is Stage.MEASURED:
                 self._loader.abandon(ref)
-            if self._device.get(ref) is not None:
+            if (resident := self._device.get(ref)) is not None:
+                self.pace.dropped(resident.slot)
                 self._device.drop(ref)
             if entry.stage is not Stage.BUILDING:
                 self._host.drop(ref)

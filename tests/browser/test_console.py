@@ -12,7 +12,16 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(150)]
 
 VERDICT_MS = 90_000
 ANSWER_MS = 60_000
-PAGES = ("overview", "adapters", "adapters/upload", "playground", "keys", "limits", "audit")
+PAGES = (
+    "overview",
+    "adapters",
+    "adapters/upload",
+    "playground",
+    "keys",
+    "usage",
+    "limits",
+    "audit",
+)
 
 
 @pytest.fixture(scope="module")

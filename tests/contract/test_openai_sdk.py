@@ -109,7 +109,7 @@ class TestErrors:
         assert caught.value.param == "temperature"
         with pytest.raises(openai.BadRequestError) as caught:
             await chat(client, tools=[{"type": "function", "function": {"name": "f"}}])
-        assert caught.value.code == "tools_unsupported"
+        assert (caught.value.code, caught.value.param) == ("tools_unsupported", "tools")
 
     async def test_the_rate_limit_is_retried_by_the_sdk_only_when_that_can_help(
         self, address, platform, engine

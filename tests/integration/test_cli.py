@@ -1,13 +1,15 @@
 """The command line against the whole platform, and on the database."""
 
 import json
+import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.live import EXAMPLES, LivePlatform
+from tests.live import EXAMPLES, LORAMUX, LivePlatform
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -125,13 +127,48 @@ def test_demo_streams_three_adapters_and_the_base_model(live: LivePlatform) -> N
     assert answers["json"]["text"].lstrip().startswith("{")
 
 
-@pytest.mark.wide
-def test_bench_reports_what_callers_saw(live: LivePlatform, key: str) -> None:
-    summary = live.json(
-        *("bench", "--model", BASE, "--requests", "4", "--concurrency", "2"),
-        *("--max-tokens", "6", "--prompt-words", "8"),
-        key=key,
-    )
-    assert summary["requests"] == 4
-    assert summary["failed"] == 0
-    assert summary["ttft_ms_p50"] > 0
+class TestBench:
+    """`loramux bench` against the real server."""
+
+    LOAD = ("--rate", "4", "--seconds", "1.5", "--prompt-tokens", "8", "--output-tokens", "4")
+    SMALL = (*LOAD, "--most-prompt", "16", "--most-output", "6", "--ttft-ms", "60000")
+
+    @pytest.mark.wide
+    def test_a_workload_over_all_models_is_answered_and_drawn(
+        self, live: LivePlatform, key: str, tmp_path: Path
+    ) -> None:
+        pytest.importorskip("matplotlib")
+        document = live.json(
+            *("bench", "--workload", "uniform", *self.SMALL, "--tpot-ms", "60000"),
+            *("--plots", str(tmp_path / "plots"), "--output", str(tmp_path / "run.json")),
+            key=key,
+        )
+        assert document == json.loads((tmp_path / "run.json").read_text())
+        (report,) = document["runs"].values()
+        assert report["offered"] == report["answered"] > 1
+        assert report["goodput"] == 1.0
+        assert report["ttft_ms"]["p50"] > 0
+        assert (tmp_path / "plots" / "latencies.png").stat().st_size > 1000
+
+    @pytest.mark.wide
+    def test_refusals_are_counted_by_their_code(self, live: LivePlatform, key: str) -> None:
+        command = ("bench", "--workload", "jam", *self.SMALL, "--model", "nobody", "--json")
+        (report,) = json.loads(live.run(*command, key=key, check=False))["runs"].values()
+        assert report["answered"] == 0
+        assert list(report["refused"]) == ["model_not_found"]
+
+    @pytest.mark.wide
+    def test_ctrl_c_stops_and_reports(self, live: LivePlatform, key: str) -> None:
+        command = [str(LORAMUX), "bench", "--model", BASE, *self.SMALL, "--seconds", "600"]
+        with subprocess.Popen(
+            command,
+            env=live.environment | {"LORAMUX_API_KEY": key},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            time.sleep(6.0)  # the command has to start and to send something
+            process.send_signal(signal.SIGINT)
+            shown, _ = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert "goodput" in shown

@@ -105,6 +105,15 @@ class TestStreams:
         assert outputs[-1].finish == "cancelled"
         assert outputs[-1].usage.completion_tokens == 1 + sum(len(o.token_ids) for o in outputs)
 
+    async def test_one_choice_can_be_cancelled_alone(self, client):
+        stream = await begin(client, make_request("r", 10_000))
+        await client.cancel("r", 1)  # there is none such
+        await client.status()
+        assert (await client.status()).running == 1
+        await client.cancel("r", 0)
+        outputs = [output async for output in stream]
+        assert outputs[-1].finish == "cancelled"
+
     async def test_closing_the_iterator_cancels_in_the_engine(self, client):
         async with aclosing(await begin(client, make_request("r", 10_000))):
             assert (await client.status()).running == 1

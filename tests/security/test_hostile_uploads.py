@@ -387,6 +387,8 @@ ROUTES: list[tuple[str, str, dict[str, object] | None]] = [
     ("GET", "/v1/adapters/{name}/versions/1/events", None),
     ("GET", "/v1/adapters/{name}/aliases", None),
     ("GET", "/v1/adapters/{name}/aliases/live", None),
+    ("POST", "/v1/adapters/{name}/versions/1/archive", None),
+    ("POST", "/v1/adapters/{name}/versions/1/unarchive", None),
     ("PUT", "/v1/adapters/{name}/aliases/live", {"targets": [{"version": 1, "weight": 100}]}),
     ("DELETE", "/v1/adapters/{name}/aliases/live", None),
     ("POST", "/v1/adapters/{name}/aliases/live/promote", {"version": 1}),

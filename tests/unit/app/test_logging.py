@@ -12,6 +12,7 @@ import structlog
 from app.keys import token
 from app.logging import STRUCK, configure_logging
 from app.platform import Platform
+from app.settings import Settings
 from tests.factories import PASSWORD, bearer, make_key, make_tenant, make_user, sign_in
 
 CANARY = "canary-91cd"
@@ -90,3 +91,20 @@ def test_a_librarys_traceback_becomes_places_alone(log: io.StringIO) -> None:
         logging.getLogger("some.library").exception("it failed")
     assert CANARY not in log.getvalue()
     assert "test_logging.py" in str(lines(log)[0]["where"])
+
+
+def test_every_line_of_a_task_carries_its_id(log: io.StringIO, settings: Settings) -> None:
+    from app.worker import create_worker
+
+    celery = create_worker(settings)
+
+    @celery.task(name="tests.says")
+    def says() -> None:
+        structlog.get_logger().info("working")
+        logging.getLogger("a.library").warning("as well")
+
+    says.apply(task_id="task-7")
+    structlog.get_logger().info("afterwards")
+    told = {line["event"]: line.get("task_id") for line in lines(log)}
+    assert told["working"] == told["as well"] == "task-7"
+    assert told["afterwards"] is None

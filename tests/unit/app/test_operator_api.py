@@ -34,6 +34,15 @@ class TestTenants:
         assert (await operator.get(path)).json()["status"] == "suspended"
         assert (await operator.post(f"{path}/resume")).json()["status"] == "active"
 
+    async def test_have_latency_budgets(self, operator: httpx.AsyncClient) -> None:
+        budget = {"ttft_ms": 800.0, "tpot_ms": 60.5, "budget_percentile": 0.9, "weight": 2.0}
+        made = (await operator.post("/admin/v1/tenants", json={"name": "acme", **budget})).json()
+        assert {name: made[name] for name in budget} == budget
+        path = f"/admin/v1/tenants/{made['id']}"
+        changed = await operator.patch(path, json={"ttft_ms": None, "budget_percentile": None})
+        assert (changed.json()["ttft_ms"], changed.json()["budget_percentile"]) == (None, None)
+        assert changed.json()["tpot_ms"] == 60.5
+
     async def test_have_names_of_their_own(self, operator: httpx.AsyncClient) -> None:
         await operator.post("/admin/v1/tenants", json={"name": "acme"})
         again = await operator.post("/admin/v1/tenants", json={"name": "acme"})
@@ -60,6 +69,9 @@ class TestTenants:
             ("weight", 0),
             ("weight", -2),
             ("ttft_ms", 0),
+            ("tpot_ms", -5),
+            ("budget_percentile", 1),
+            ("budget_percentile", 95),
             ("monthly_tokens", 10**30),
             ("nonsense", 1),
         ],

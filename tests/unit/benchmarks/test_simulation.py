@@ -6,21 +6,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.bench.workloads import Budget, Jam, Lengths, TimedRequest, Workload, generate
+from app.bench.workloads import (
+    POPULARITIES,
+    RANKS,
+    Budget,
+    Jam,
+    Lengths,
+    Popularity,
+    TimedRequest,
+    Workload,
+    generate,
+)
 from benchmarks.simulation.adapters import StoreSpeed
 from benchmarks.simulation.capacity import estimated_capacity, measured_capacity
 from benchmarks.simulation.run import RunResult, Simulation, engine_config
 from benchmarks.simulation.step_models import (
     GB,
     Device,
-    Measured,
     Roofline,
     StepContents,
     h200,
     llama_8b,
     measured_device,
+    measured_steps,
     rank_bytes,
 )
+from engine.step_time import StepShape, StepTimes
 
 SHORT = Workload(
     "uniform",
@@ -90,6 +101,23 @@ class TestConservation:
         result = simulate(traffic(), limit_ms=700.0)
         assert {o.refused for o in result.outcomes} == {"", "cancelled"}
         assert result.leftovers == []
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("policy", ["slo", "fcfs"])
+@pytest.mark.parametrize("adapters", [1, 100, 2000])
+@pytest.mark.parametrize("ranks", ["8", "64", "mix"])
+@pytest.mark.parametrize("popularity", POPULARITIES)
+def test_nothing_is_lost_in_any_cell_of_the_matrix(
+    popularity: Popularity, ranks: str, adapters: int, policy: str
+) -> None:
+    workload = replace(
+        SHORT, popularity=popularity, ranks=RANKS[ranks], adapters=adapters, cv=4.0, flood=3.0
+    )
+    result = simulate(traffic(workload, rate=100.0), policy=policy)
+    assert result.leftovers == []
+    causes = {outcome.refused for outcome in result.outcomes}
+    assert causes <= ({"", "budget_unattainable"} if policy == "slo" else {""})
 
 
 class TestDeterminism:
@@ -173,7 +201,16 @@ class TestStepModels:
     ) -> None:
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(ValueError, match=named):
-            Measured.from_json(tmp_path / "bad.json")
+            measured_steps(tmp_path / "bad.json")
+
+    def test_the_file_that_an_engine_keeps_is_a_measurement(self, tmp_path: Path) -> None:
+        times = StepTimes()
+        for rows in range(1, 40):
+            times.observe(StepShape(0, rows, 100 * rows), 20.0 + 2.0 * rows)
+        (tmp_path / "engine.json").write_text(times.to_json())
+        steps = measured_device(tmp_path / "engine.json").steps
+        step = StepContents(decode_rows=10, sampled_rows=10, kv_tokens=1000, attention_pairs=1000)
+        assert steps.step_ms(step, copying=False) == pytest.approx(40.0, rel=0.05)
 
 
 class TestCapacity:

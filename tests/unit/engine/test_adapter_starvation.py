@@ -1,12 +1,13 @@
 """More adapters than fit: everybody is served, in turn, within a bound."""
 
 import statistics
+from itertools import pairwise
 
 import pytest
 
 from engine.types import AdapterRef
 from tests.engine_under_test import EngineUnderTest
-from tests.fakes import expected_tokens
+from tests.fakes import EXTENT_BYTES, expected_tokens
 
 
 def keep_busy(engine: EngineUnderTest, refs: list[AdapterRef], max_tokens: int = 8) -> None:
@@ -139,3 +140,68 @@ class TestRoom:
         engine.core.cancel(impatient)
         engine.step(4)
         assert engine.tokens(late)
+
+
+class TestLoadsAndPlaces:
+    def test_one_tenants_flood_of_cold_adapters_does_not_keep_anothers_from_loading(self) -> None:
+        engine = EngineUnderTest(extents=400, max_slots=128, max_loads=2)
+        for n in range(60):
+            engine.submit(adapter=engine.loader.add(f"{n}", load_ms=100.0), tenant="flood")
+        engine.step(3)
+        modest = engine.submit(adapter=engine.loader.add("m", load_ms=100.0), tenant="modest")
+        began = engine.clock.now_ms()
+        while not engine.finished(modest):
+            engine.step()
+            assert engine.clock.now_ms() - began < 600.0
+
+    def test_while_a_load_takes_seconds_everybody_elses_tokens_come_as_before(self) -> None:
+        engine = EngineUnderTest(extents=100)
+        chat = engine.submit(tenant="chat", max_tokens=600)
+        engine.step(3)
+        slow = engine.loader.add("slow", load_ms=5_000.0)
+        waiting = engine.submit(adapter=slow, tenant="cold")
+        engine.run()
+        assert max(b - a for a, b in pairwise(engine.times_ms[chat])) < 50.0
+        assert engine.times_ms[waiting][0] >= 5_000.0
+
+    def test_places_do_not_change_hands_faster_than_copies_are_worth(self) -> None:
+        """Two busy adapters, one place, and a copy that takes ten steps."""
+        engine = EngineUnderTest(
+            max_slots=1, adapter_aging_ms=10.0, copy_bytes_per_step=100, extents=200
+        )
+        refs = [engine.loader.add(f"{n}", salt=f"{n}", extents=1) for n in range(2)]
+        engine.submit(tenant="base", max_tokens=1000)  # somebody's tokens, so copies are spread
+        while engine.clock.now_ms() < 10_000.0:
+            keep_busy(engine, refs)
+            engine.step()
+        copies = engine.executor.copied_bytes / EXTENT_BYTES
+        assert copies * 11 * 10.0 < 0.5 * 10_000.0
+        assert copies > 8  # and they do take turns
+
+    def test_the_wait_for_a_place_is_not_as_long_as_the_longest_answer(self) -> None:
+        engine = EngineUnderTest(max_slots=1, adapter_aging_ms=20.0, extents=150)
+        first = engine.submit(adapter=engine.loader.add("first"), max_tokens=800)
+        engine.step(5)
+        other = engine.submit(adapter=engine.loader.add("other"), tenant="b")
+        began = engine.clock.now_ms()
+        while not engine.finished(other):
+            engine.step()
+            assert engine.clock.now_ms() - began < 500.0
+        engine.run()
+        assert len(engine.tokens(first)) == 800
+
+    @pytest.mark.parametrize("adapters", [6, 12])
+    def test_twice_as_many_adapters_as_places_cost_little_of_the_time_to_the_first_token(
+        self, adapters: int
+    ) -> None:
+        def median_ttft_ms(places: int) -> float:
+            engine = EngineUnderTest(max_slots=places, extents=200, max_running=16)
+            refs = [engine.loader.add(f"{n}", load_ms=20.0) for n in range(adapters)]
+            for n in range(300):
+                engine.submit(adapter=refs[n * 7 % adapters], tenant=f"{n % 5}", max_tokens=8)
+                engine.step(4)
+            engine.run()
+            usages = [engine.last(request_id).usage for request_id in engine.outputs]
+            return statistics.median(u.ttft_ms for u in usages if u and u.ttft_ms is not None)
+
+        assert median_ttft_ms(adapters // 2) <= 1.5 * median_ttft_ms(adapters)

@@ -281,6 +281,43 @@ class TestCancellation:
         assert usage is not None
         assert usage.completion_tokens == made == 9
 
+    def test_of_one_choice_leaves_the_others(self) -> None:
+        engine = EngineUnderTest()
+        request_id = engine.submit(choices=3, max_tokens=12)
+        engine.step(5)
+        engine.core.cancel(request_id, 1)
+        engine.step(2)
+        assert len(engine.executor.live) == 2
+        engine.run()
+        engine.assert_stream_is_whole(request_id)
+        ends = {e.choice: e.finish for e in engine.outputs[request_id] if e.finish}
+        assert ends == {0: "length", 1: "cancelled", 2: "length"}
+        usage = engine.last(request_id).usage
+        assert usage is not None
+        assert usage.completion_tokens == 24 + len(engine.tokens(request_id, 1))
+        engine.assert_all_returned()
+
+    def test_of_every_choice_one_by_one_ends_the_request(self) -> None:
+        engine = EngineUnderTest()
+        request_id = engine.submit(choices=2, max_tokens=50)
+        engine.step(4)
+        for choice in (1, 0, 0, 7):  # twice, or of none, is nothing
+            engine.core.cancel(request_id, choice)
+        engine.step(2)
+        engine.assert_stream_is_whole(request_id)
+        engine.assert_all_returned()
+
+    def test_of_a_choice_that_was_preempted(self) -> None:
+        engine = EngineUnderTest(extents=16, adapter_share=0.01)
+        request_id = engine.submit(choices=4, max_tokens=100)
+        while engine.core.status().preemptions_total == 0:
+            engine.step()
+        for choice in (0, 1, 2, 3):
+            engine.core.cancel(request_id, choice)
+        engine.step(2)
+        engine.assert_stream_is_whole(request_id)
+        engine.assert_all_returned()
+
     def test_of_an_unknown_or_finished_request_is_nothing(self) -> None:
         engine = EngineUnderTest()
         request_id = engine.submit()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.adapters.loading import LoadFailed
 from engine.errors import EngineError
-from engine.types import AdapterRef
+from engine.types import AdapterRef, LatencyBudget
 from tests.engine_under_test import EngineUnderTest
 from tests.fakes import EXTENT_BYTES, describe, expected_tokens
 
@@ -24,6 +24,14 @@ ADAPTERS = {  # name: what the store holds
     "huge": {"extents": 50},
 }
 
+BUDGETS = [
+    LatencyBudget(),
+    LatencyBudget(),
+    LatencyBudget(ttft_ms=60.0),
+    LatencyBudget(ttft_ms=400.0, tpot_ms=12.0),
+    LatencyBudget(tpot_ms=25.0, percentile=0.5),
+]
+
 submissions = st.tuples(
     st.just("submit"),
     st.sampled_from([None, *ADAPTERS]),
@@ -32,6 +40,7 @@ submissions = st.tuples(
     st.integers(1, 3),  # choices
     st.sampled_from(["a", "b", "c"]),
     st.booleans(),  # the shared prompt or one of its own
+    st.sampled_from(BUDGETS),
 )
 actions = st.one_of(
     submissions,
@@ -58,6 +67,8 @@ class Trace:
             copy_bytes_per_step=EXTENT_BYTES,
             adapter_aging_ms=50.0,
             policy=policy,
+            queue_aging_ms=300.0,
+            step_ms=lambda plan: 5.0 + 0.3 * sum(len(row.tokens) for row in plan.rows),
             prefix_caching=prefix_caching,
         )
         self.refs: dict[str, AdapterRef] = {}
@@ -72,8 +83,17 @@ class Trace:
 
     def act(self, action: tuple[object, ...]) -> None:
         match action:
-            case ("submit", str() | None as name, int(length), int(most), int(choices), str(t), s):
-                self.submit(name, length, most, choices, t, shared=bool(s))
+            case (
+                "submit",
+                str() | None as name,
+                int(length),
+                int(most),
+                int(choices),
+                str(t),
+                shared,
+                LatencyBudget() as budget,
+            ):
+                self.submit(name, length, most, choices, t, budget, shared=bool(shared))
             case ("step", int(times)):
                 for _ in range(times):
                     self.step()
@@ -93,17 +113,30 @@ class Trace:
                 self.failing = False
 
     def submit(
-        self, name: str | None, length: int, most: int, choices: int, tenant: str, *, shared: bool
+        self,
+        name: str | None,
+        length: int,
+        most: int,
+        choices: int,
+        tenant: str,
+        budget: LatencyBudget,
+        *,
+        shared: bool,
     ) -> None:
         salt = f"{0 if shared else len(self.requests)}"
         prompt = [2 + hashlib.sha256(f"{salt}.{i}".encode()).digest()[0] for i in range(length)]
         ref = None if name is None else self.refs[name]
         try:
             request_id = self.engine.submit(
-                prompt, adapter=ref, max_tokens=most, choices=choices, tenant=tenant
+                prompt,
+                adapter=ref,
+                max_tokens=most,
+                choices=choices,
+                tenant=tenant,
+                budget=budget,
             )
         except EngineError:
-            return  # quarantined, erased or full
+            return  # quarantined, erased, full, or no budget that can be kept
         self.requests[request_id] = (prompt, name, most)
 
     def step(self) -> None:
@@ -152,7 +185,7 @@ class Trace:
     trace=st.lists(actions, min_size=1, max_size=40),
     extents=st.sampled_from([20, 26, 60]),
     max_slots=st.integers(1, 4),
-    policy=st.sampled_from(["vtc", "fcfs"]),
+    policy=st.sampled_from(["slo", "slo", "vtc", "fcfs"]),
     prefix_caching=st.booleans(),
 )
 @pytest.mark.timeout(600)

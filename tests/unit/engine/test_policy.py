@@ -2,6 +2,7 @@ import pytest
 
 from engine.policy import (
     FirstComeFirstServed,
+    LatencyBudgets,
     VirtualTokenCounter,
     load_cost,
     make_policy,
@@ -24,9 +25,14 @@ def test_every_fourth_admission_goes_by_age_but_only_past_the_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("vtc", VirtualTokenCounter), ("fcfs", FirstComeFirstServed)]
+    ("name", "kind"),
+    [
+        ("slo", LatencyBudgets),
+        ("vtc", VirtualTokenCounter),
+        ("fcfs", FirstComeFirstServed),
+    ],
 )
-def test_both_policies_can_be_chosen(name: str, kind: type) -> None:
+def test_every_policy_can_be_chosen(name: str, kind: type) -> None:
     assert isinstance(make_policy(name), kind)  # type: ignore[arg-type]
 
 

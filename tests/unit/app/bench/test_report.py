@@ -57,6 +57,13 @@ class TestOneRequest:
         assert not outcome(90.0, done=False).good
         assert not outcome(90.0, refused="cancelled").good
 
+    def test_a_late_token_that_is_made_up_for_is_good_at_the_end_alone(self) -> None:
+        made = outcome(90.0, 101.0, 110.0)
+        assert made.good_at_end
+        assert not made.good
+        assert not outcome(90.0, 101.0).good_at_end
+        assert not outcome(101.0, 102.0).good_at_end
+
     def test_no_budget_is_no_promise(self) -> None:
         assert outcome(1e6, 2e6, budget=Budget()).good
 

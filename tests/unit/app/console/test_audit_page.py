@@ -63,7 +63,7 @@ async def test_no_cell_of_the_export_is_a_formula(
 
 
 async def test_nobody_reads_it_signed_out(client: httpx.AsyncClient) -> None:
-    for path in ("audit", "audit/export.csv", "overview", "limits"):
+    for path in ("audit", "audit/export.csv", "usage/export.csv", "overview", "limits"):
         answer = await client.get(f"/console/{path}")
         assert answer.status_code == 303, path
         assert answer.headers["location"].startswith("/console/sign-in"), path
@@ -73,7 +73,15 @@ async def test_every_tenant_page_shows_itself_to_a_viewer(
     platform: Platform, client: httpx.AsyncClient
 ) -> None:
     await enter(platform, client, await make_tenant(platform), role="tenant_viewer")
-    for path in ("overview", "overview?span=1h", "overview?span=30d", "limits", "audit"):
+    for path in (
+        "overview",
+        "overview?span=1h",
+        "overview?span=30d",
+        "limits",
+        "usage?by=key",
+        "usage?span=12m",
+        "audit",
+    ):
         answer = await client.get(f"/console/{path}")
         assert answer.status_code == 200, path
     assert (await client.get("/console/overview?span=1y")).status_code == 400

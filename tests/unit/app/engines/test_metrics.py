@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from app.engines.metrics import EngineCollector
 from app.inference.engines import Engine
-from engine.types import AdapterRef, Residency, StepCounts
+from engine.types import AdapterRef, Residency, StepCounts, TenantAttainment
 from tests.fake_engine import FakeEngine
 
 
@@ -60,3 +60,21 @@ async def test_an_engine_that_is_away_is_down_and_has_no_stale_figures():
 async def test_the_apis_metrics_show_its_engines(client, platform):
     text = (await client.get("/metrics")).text
     assert "loramux_engine_up{" in text
+
+
+async def test_budgets_kept_and_missed_are_told_by_tenant_within_a_bound():
+    kept = {f"t{n}": TenantAttainment(n, 1, 0, 0, 2, 1.0) for n in range(5)}
+    registry = CollectorRegistry()
+    collector = EngineCollector(lambda: engines, tenants=2)
+    engines = [await engine(attainment=kept)]
+    registry.register(collector)
+    found = {
+        (s.labels["tenant"], s.labels["outcome"]): s.value
+        for family in registry.collect()
+        for s in family.samples
+        if s.name == "loramux_engine_budgets_total"
+    }
+    assert {tenant for tenant, _ in found} == {"t0", "t1", "other"}
+    assert found["t1", "ttft_met"] == 1
+    assert found["other", "ttft_met"] == 2 + 3 + 4
+    assert found["other", "refused"] == 6

@@ -6,8 +6,9 @@ import pytest
 
 from app.caller import KeyLimits
 from app.usage import repository
+from engine.types import LatencyBudget
 from tests.factories import bearer, make_key, make_tenant
-from tests.fake_engine import BASE_DIGEST, BASE_NAME
+from tests.fake_engine import BASE_DIGEST, BASE_NAME, ByteCodec
 from tests.serving import make_ready_adapter
 
 HELLO = {"model": "support", "messages": [{"role": "user", "content": "hi"}]}
@@ -139,6 +140,20 @@ class TestStopStrings:
         assert engine.cancelled == [row.request_id]
         assert engine.running == 0
 
+    @pytest.mark.parametrize("streamed", [False, True])
+    async def test_a_choice_that_stops_first_does_not_run_on_beside_the_others(
+        self, api, engine, platform, streamed
+    ):
+        engine.texts = ("one END and much more", "the other choice stops nowhere at all")
+        body = {**HELLO, "model": BASE_NAME, "n": 2, "stop": ["END"], "stream": streamed}
+        response = await api.post("/v1/chat/completions", json=body)
+        row = await ledger_row(platform, response.headers["x-request-id"])
+        assert engine.cancelled_choices == [(row.request_id, 0)]
+        assert row.completion_tokens == len("one END") + len(engine.texts[1]) + 1
+        assert row.finish_reasons == ["stop", "stop"]
+        assert row.overshoot_tokens <= 1
+        assert engine.running == 0
+
 
 class TestMaxTokens:
     async def test_the_default_fits_context_tenant_and_minute(self, api, engine, platform):
@@ -192,6 +207,23 @@ class TestLatencyBudget:
         response = await api.post("/v1/chat/completions", json=tight, headers=headers)
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "loramux.tpot_ms"
+
+    async def test_the_percentile_and_the_time_already_gone_travel_with_the_call(
+        self, api, engine, platform, monkeypatch
+    ):
+        def tokenize_slowly(self: ByteCodec, messages: object) -> list[int]:
+            platform.clock.advance(seconds=0.25)
+            return [104, 105]
+
+        monkeypatch.setattr(ByteCodec, "encode_chat", tokenize_slowly)
+        tenant = await make_tenant(platform, "quick", ttft_ms=500, budget_percentile=0.9)
+        headers = bearer(await make_key(platform, tenant))
+        await api.post("/v1/chat/completions", json={**HELLO, "model": BASE_NAME}, headers=headers)
+        assert engine.requests[-1].budget == LatencyBudget(500, None, 0.9)
+        assert engine.requests[-1].waited_ms == pytest.approx(250.0)
+        limits = (await api.get("/v1/limits", headers=headers)).json()
+        assert (limits["ttft_ms"], limits["tpot_ms"]) == (500, None)
+        assert (limits["budget_percentile"], limits["weight"]) == (0.9, 1.0)
 
     async def test_without_a_promise_there_is_nothing_to_loosen(self, api):
         response = await api.post(

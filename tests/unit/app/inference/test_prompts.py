@@ -15,7 +15,7 @@ from tests.fake_engine import ByteCodec, describe
 class Untouched(ByteCodec):
     """A codec that must not be asked to tokenize."""
 
-    def encode_chat(self, messages: object) -> list[int]:
+    def encode_chat(self, messages: object, tools: object = ()) -> list[int]:
         raise AssertionError("the prompt was tokenized")
 
 

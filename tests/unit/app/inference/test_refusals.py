@@ -34,6 +34,7 @@ class TestEngineRefusals:
         [
             (RequestRefused("full", code="queue_full"), 429, "queue_full"),
             (RequestRefused("late", code="deadline_exceeded"), 503, "deadline_exceeded"),
+            (RequestRefused("late", code="budget_unattainable"), 503, "budget_unattainable"),
             (RequestRefused("bad", code="out_of_range", field="top_k"), 400, "out_of_range"),
             (EngineUnavailable("gone"), 503, "engine_unavailable"),
             (EngineUnavailable("bye", code="draining"), 503, "draining"),
@@ -59,6 +60,22 @@ class TestEngineRefusals:
         async with platform.db.reading() as session:
             row = await repository.get(session, response.headers["x-request-id"])
         assert (row.status, row.prompt_tokens, row.completion_tokens) == ("failed", 0, 0)
+
+    async def test_a_budget_that_cannot_be_kept_names_its_field_the_wait_and_the_time(
+        self, api, engine
+    ):
+        engine.refuse = RequestRefused(
+            "The first token would come in about 900 ms; the budget is 500 ms.",
+            code="budget_unattainable",
+            field="loramux.ttft_ms",
+            retry_after_ms=4000.4,
+        )
+        response = await post(api)
+        error = response.json()["error"]
+        assert "900 ms" in error["message"]
+        assert error["param"] == "loramux.ttft_ms"
+        assert response.headers["retry-after-ms"] == "4001"
+        assert response.headers["retry-after"] == "5"
 
     @pytest.mark.parametrize(
         ("model", "code", "status"),

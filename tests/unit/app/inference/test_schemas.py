@@ -150,8 +150,7 @@ REFUSED_CHAT = [
     ),
     ({"store": True}, "store", "unsupported_parameter"),
     ({"service_tier": "flex"}, "service_tier", "unsupported_parameter"),
-    ({"tools": []}, "tools", "tools_unsupported"),
-    ({"tool_choice": "none"}, "tool_choice", "tools_unsupported"),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
     ({"functions": [{}]}, "functions", "tools_unsupported"),
     ({"function_call": "auto"}, "function_call", "tools_unsupported"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "unsupported_parameter"),
@@ -171,7 +170,7 @@ REFUSED_CHAT = [
     ({"messages": ["hello"]}, "messages[0]", "invalid_value"),
     ({"messages": [{"content": "x"}]}, "messages[0].role", "invalid_value"),
     ({"messages": [{"role": {}, "content": "x"}]}, "messages[0].role", "invalid_value"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "tools_unsupported"),
+    ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role", "tools_unsupported"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value"),
     ({"messages": [{"role": "user", "content": ""}]}, "messages[0].content", "empty_message"),
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "empty_message"),
@@ -197,8 +196,8 @@ REFUSED_CHAT = [
     ),
     (
         {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
-        "messages[0].tool_calls",
-        "tools_unsupported",
+        "messages[0].tool_calls[0].id",
+        "invalid_value",
     ),
 ]
 

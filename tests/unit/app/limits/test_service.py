@@ -99,8 +99,21 @@ async def test_a_concurrency_refusal_names_the_limit_and_passes_when_one_ends(li
 
 async def test_without_redis_nothing_is_admitted_and_the_caller_may_retry():
     away = Limits(RedisLimitStore("redis://127.0.0.1:1/0"))
-    with pytest.raises(Overloaded) as refusal:
-        await away.reserve(caller(requests_per_minute=5), "a", 1)
-    assert refusal.value.code == "limits_unavailable"
-    assert int(refusal.value.headers()["Retry-After"]) >= 1
+    who = caller(requests_per_minute=5)
+    for _ in range(2):
+        with pytest.raises(Overloaded) as refusal:
+            await away.reserve(who, "a", 1)
+        assert refusal.value.code == "limits_unavailable"
+        assert int(refusal.value.headers()["Retry-After"]) >= 1
+    assert await away.standing(who) == {}, "what takes nothing is answered all the same"
     await away.close()
+
+
+async def test_headers_show_the_seats_that_are_left(limits):
+    who = caller("key_1", KeyLimits(max_concurrent=2), max_concurrent=9)
+    held, decision = await limits.reserve(who, "a", 1)
+    headers = limit_headers(decision)
+    assert headers["x-ratelimit-limit-concurrent"] == "2"
+    assert headers["x-ratelimit-remaining-concurrent"] == "1"
+    await limits.settle(held, tokens=1, refund_request=False)
+    assert (await limits.standing(who))["x-ratelimit-remaining-concurrent"] == "2"

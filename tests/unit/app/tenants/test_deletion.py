@@ -330,6 +330,24 @@ class TestErasing:
         path = f"/admin/v1/tenants/{fine.id}/deletion"
         assert (await client.get(path, headers=operator)).json()["complete"] is True
 
+    async def test_drops_uploads_that_wait_for_parts_with_what_they_have_sent(
+        self,
+        client: httpx.AsyncClient,
+        platform: Platform,
+        operator: dict[str, str],
+        acme: Tenant,
+        bench: Bench,
+    ) -> None:
+        key = bearer(await make_key(platform, acme))
+        body = {"name": "late", "config_bytes": 2, "weights_bytes": 10}
+        begun = (await client.post("/v1/uploads", json=body, headers=key)).json()
+        sent = await client.put(f"/v1/uploads/{begun['id']}/parts/0", content=b"{}", headers=key)
+        assert sent.status_code == 200
+        assert list(bench.resources.store.uploads_with_parts()) == [begun["id"]]
+        receipt = (await delete(client, operator, acme)).json()
+        assert receipt["uploads_dropped"] == 1
+        assert list(bench.resources.store.uploads_with_parts()) == []
+
 
 class TestWhatStays:
     async def test_is_said_and_is_there(

@@ -1,15 +1,16 @@
 """One row per admitted request: opened before, closed once, whatever is away meanwhile."""
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import func, select
 
 from app.errors import Conflict, Overloaded, RateLimited
 from app.usage import repository
+from app.usage.entries import month_of
 from app.usage.models import UsageMonth, UsageRecord
-from app.usage.service import month_standing
+from app.usage.service import MonthLeft, month_standing
 from tests.unit.app.usage.conftest import bring_database_back, opening, take_database_away
 
 
@@ -176,6 +177,33 @@ class TestMonths:
             assert await repository.month_used(session, "ten_1", "2026-03") == (100, 0)
             assert await month_standing(session, "ten_1", platform.clock.now()) == (0, 100)
 
+    @pytest.mark.parametrize(
+        "end",
+        [
+            datetime(2026, 4, 1, tzinfo=UTC),  # clocks went forward in Europe two days before
+            datetime(2026, 11, 1, tzinfo=UTC),  # and go back in America on this very day
+            datetime(2027, 1, 1, tzinfo=UTC),
+            datetime(2028, 3, 1, tzinfo=UTC),  # after a leap day
+        ],
+    )
+    async def test_the_budget_begins_anew_at_midnight_utc_and_history_is_kept(
+        self, ledger, platform, final, end
+    ):
+        month = {"monthly": {"ten_1": 100}, "key_id": None}
+        platform.clock.at = end - timedelta(seconds=1)
+        spent = month_of(platform.clock.now())
+        await ledger.open(opening("req_1", **month))
+        with pytest.raises(RateLimited) as refusal:
+            await ledger.open(opening("req_2", **month))
+        assert refusal.value.headers()["Retry-After"] == "2"
+        platform.clock.advance(seconds=1)
+        ledger.close_soon(final("req_1", prompt_tokens=60, completion_tokens=40))
+        await ledger.drain()
+        await ledger.open(opening("req_2", **month))
+        async with platform.db.reading() as session:
+            assert await repository.month_used(session, "ten_1", spent) == (100, 0)
+            assert await month_standing(session, "ten_1", platform.clock.now()) == (0, 100)
+
     async def test_unused_reservation_can_be_spent_by_the_next_request(self, ledger, final):
         month = {"monthly": {"ten_1": 120}, "key_id": None}
         await ledger.open(opening("req_1", **month))
@@ -189,9 +217,10 @@ class TestMonths:
             *(ledger.open(opening(f"req_{i}", **month)) for i in range(50)),
             return_exceptions=True,
         )
-        refusals = [answer for answer in answers if answer is not None]
-        assert len(refusals) == 46
-        assert all(isinstance(refusal, RateLimited) for refusal in refusals)
+        refusals = [answer for answer in answers if isinstance(answer, RateLimited)]
+        admitted = [answer for answer in answers if isinstance(answer, MonthLeft)]
+        assert (len(refusals), len(admitted)) == (46, 4)
+        assert min(left.tokens for left in admitted) == 50
         async with platform.db.reading() as session:
             assert await repository.month_used(session, "ten_1", "2026-03") == (0, 400)
 

@@ -1,0 +1,143 @@
+"""Usage by key, adapter or model: a chart, a table and CSV, all from the same report."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.adapters import service as adapters
+from app.auth import SessionUser
+from app.caller import Caller
+from app.console.adapters import tenant_only
+from app.console.overview import tokens_chart
+from app.console.render import render
+from app.deps import PlatformDep
+from app.keys import service as keys
+from app.usage.csv_export import report_csv
+from app.usage.report import report
+from app.usage.schemas import UsageBucket
+from app.usage.spans import Bucket
+
+router = APIRouter(prefix="/console/usage", include_in_schema=False)
+
+Span = Literal["24h", "30d", "12m"]
+By = Literal["adapter", "key", "model"]
+SPANS: dict[Span, tuple[str, timedelta, Bucket]] = {
+    "24h": ("the last 24 hours", timedelta(hours=24), "hour"),
+    "30d": ("the last 30 days", timedelta(days=30), "day"),
+    "12m": ("the last twelve months", timedelta(days=365), "month"),
+}
+GROUPS: dict[By, str] = {"adapter": "Adapter", "key": "Key", "model": "Model"}
+NONE = {"adapter": "the base model", "key": "the console's playground", "model": "no model"}
+MOST_NAMED = 500
+SpanQuery = Annotated[Span, Query()]
+ByQuery = Annotated[By, Query()]
+
+
+@dataclass(slots=True)
+class Line:
+    """One key, adapter or model over the whole span."""
+
+    name: str
+    requests: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    engine_ms: float = 0.0
+
+    def add(self, row: UsageBucket) -> None:
+        self.requests += row.requests
+        self.failed += row.failed
+        self.prompt_tokens += row.prompt_tokens
+        self.completion_tokens += row.completion_tokens
+        self.engine_ms += row.prefill_ms + row.decode_ms
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@router.get("")
+async def usage_page(
+    request: Request,
+    caller: SessionUser,
+    platform: PlatformDep,
+    span: SpanQuery = "30d",
+    by: ByQuery = "adapter",
+) -> Response:
+    tenant_only(caller)
+    title, length, bucket = SPANS[span]
+    now = platform.clock.now()
+    start = now - length
+    async with platform.db.reading() as session:
+        usage = await report(
+            session, caller.tenant_id, now=now, start=start, bucket=bucket, group_by=by
+        )
+        names = await _names(session, caller, by)
+    lines = _lines(usage.data, by, names)
+    return render(
+        request,
+        "usage.html",
+        span=span,
+        spans=SPANS,
+        span_title=title,
+        by=by,
+        groups=GROUPS,
+        lines=lines,
+        total=_total(lines),
+        more=usage.has_more,
+        chart=tokens_chart(usage.data, start, now, bucket),
+    )
+
+
+@router.get("/export.csv")
+async def export(
+    caller: SessionUser, platform: PlatformDep, span: SpanQuery = "30d", by: ByQuery = "adapter"
+) -> Response:
+    """The page's figures, a line a bucket and group."""
+    tenant_only(caller)
+    _, length, bucket = SPANS[span]
+    now = platform.clock.now()
+    options = {"start": now - length, "end": None, "bucket": bucket, "group_by": (by,)}
+    filters = dict.fromkeys(("key_id", "adapter_id", "model"))
+    return StreamingResponse(
+        report_csv(platform.db, caller.tenant_id, now=now, options=options | filters),
+        media_type="text/csv; charset=utf-8",
+        headers={"Content-Disposition": f'attachment; filename="usage-{by}-{span}.csv"'},
+    )
+
+
+async def _names(session: AsyncSession, caller: Caller, by: By) -> dict[str, str]:
+    """What people call the ids that the ledger keeps."""
+    if by == "key":
+        rows = await keys.list_keys(session, tenant_id=caller.tenant_id, limit=MOST_NAMED)
+        return {row.id: row.name or f"lmx_{row.public_id}" for row in rows}
+    if by == "adapter":
+        listed = await adapters.list_adapters(session, caller, after=None, limit=MOST_NAMED)
+        return {adapter.id: adapter.name for adapter in listed.data}
+    return {}
+
+
+def _lines(rows: list[UsageBucket], by: By, names: dict[str, str]) -> list[Line]:
+    """The most tokens first."""
+    sums: dict[str, Line] = defaultdict(lambda: Line(""))
+    for row in rows:
+        sums[row.group or ""].add(row)
+    for group, line in sums.items():
+        line.name = names.get(group, group) or NONE[by]
+    return sorted(sums.values(), key=lambda line: -line.tokens)
+
+
+def _total(lines: list[Line]) -> Line:
+    total = Line("All")
+    for line in lines:
+        total.requests += line.requests
+        total.failed += line.failed
+        total.prompt_tokens += line.prompt_tokens
+        total.completion_tokens += line.completion_tokens
+        total.engine_ms += line.engine_ms
+    return total

@@ -1,0 +1,85 @@
+"""How a base model writes tool calls, where its chat format has them.
+
+One family is read so far, Hermes: the model is shown the tools as JSON and answers
+<tool_call>{"name": …, "arguments": {…}}</tool_call>. Qwen 2.5 and 3, Hermes 2 and 3 and others
+write it; their checkpoints' own templates are used.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+from engine.errors import EngineError
+
+ToolFormat = Literal["hermes"]
+ToolSetting = Literal["auto", "hermes", "none"]
+
+CHATML = frozenset({"<|im_start|>", "<|im_end|>"})
+
+HERMES_OVER_CHATML = """\
+{%- set first = messages[0] -%}
+{{ '<|im_start|>system\\n' }}
+{%- if first.role == 'system' %}{{ first.content + '\\n\\n' }}{% endif -%}
+{%- if tools %}
+{{- 'You may call the functions that these JSON objects describe, one a line:\\n<tools>\\n' }}
+{%- for tool in tools %}{{ (tool | tojson) + '\\n' }}{% endfor %}
+{{- '</tools>\\nA call is a JSON object with the name of the function and its arguments, ' }}
+{{- 'written like this:\\n<tool_call>\\n' }}
+{{- '{"name": "the function", "arguments": {"its parameter": "a value"}}\\n</tool_call>' }}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{%- if loop.first or loop.previtem.role != 'tool' %}{{ '<|im_start|>user' }}{% endif %}
+{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+{%- if loop.last or loop.nextitem.role != 'tool' %}{{ '<|im_end|>\\n' }}{% endif %}
+{%- elif not (loop.first and message.role == 'system') %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content }}
+{%- for call in message.tool_calls or [] %}
+{%- if message.content or not loop.first %}{{ '\\n' }}{% endif %}
+{{- '<tool_call>\\n{"name": ' + (call.function.name | tojson) + ', "arguments": ' }}
+{{- (call.function.arguments | tojson) + '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+"""For a ChatML model that was trained on Hermes calls but whose template says nothing of them."""
+
+
+class ToolFormatRefused(EngineError):
+    """The setting asks for a tool format that this base model cannot have."""
+
+    code = "tool_format_refused"
+
+
+def tool_template(
+    template: str | None, control: Collection[str], setting: ToolSetting
+) -> tuple[ToolFormat, str] | None:
+    """The format and the template that writes it, or None where there is no such thing.
+
+    "auto" takes the checkpoint's template where it writes Hermes calls. "hermes" takes the one
+    above for other ChatML models. Raises ToolFormatRefused.
+    """
+    if setting == "none" or "<tool_call>" in control:  # as a control token it would be no text
+        return None
+    if template is not None and writes_hermes(template):
+        return "hermes", template
+    if setting == "auto":
+        return None
+    if not set(control) >= CHATML:
+        raise ToolFormatRefused(
+            "LORAMUX_TOOL_FORMAT=hermes needs a ChatML model, one with the control tokens "
+            "<|im_start|> and <|im_end|>; set it to auto or none"
+        )
+    return "hermes", HERMES_OVER_CHATML
+
+
+def writes_hermes(template: str) -> bool:
+    """Whether a chat template shows tools and writes calls as Hermes does."""
+    return "tools" in template and "<tool_call>" in template
+
+
+def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a conversation has calls or their results, which only a tool template can write."""
+    return any(message.get("role") == "tool" or message.get("tool_calls") for message in messages)

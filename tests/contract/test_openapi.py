@@ -1,0 +1,119 @@
+"""Both APIs called by their own OpenAPI document: nothing undocumented, no fault of the server."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from app import openapi
+from app.clock import SystemClock
+from app.crypto import Passwords
+from app.main import create_app
+from app.platform import open_platform
+from app.settings import Settings
+from tests.conftest import CHEAP_HASHER
+from tests.factories import make_key, make_tenant
+from tests.fake_engine import FakeEngine
+from tests.serving import install_engines, make_ready_adapter, serve
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+EXAMPLES = 12
+NO_LIMITS = {"requests_per_minute": 1_000_000, "tokens_per_minute": 1_000_000_000}
+
+
+class Served:
+    """The api on a socket, in a thread of its own: schemathesis is synchronous."""
+
+    def __init__(self, data_dir: Path, database_url: str) -> None:
+        self.settings = Settings(data_dir=data_dir, database_url=database_url)
+        self.address = ""
+        self.keys: dict[str, str] = {}
+        self._ready, self._stop = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+
+    def __enter__(self) -> "Served":
+        self._thread.start()
+        assert self._ready.wait(60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    async def _run(self) -> None:
+        platform = open_platform(
+            self.settings, clock=SystemClock(), passwords=Passwords(CHEAP_HASHER)
+        )
+        install_engines(platform, {"ipc://fake": FakeEngine()})
+        app = create_app(platform=platform)
+        self.document = openapi.document(app)
+        tenant = await make_tenant(platform, "acme", **NO_LIMITS)
+        await make_ready_adapter(platform, tenant, "support")
+        self.keys["/v1/"] = (await make_key(platform, tenant)).secret.text
+        self.keys["/admin/v1/"] = (await make_key(platform, None)).secret.text
+        async with serve(app) as self.address:
+            await platform.engines.refresh()
+            self._ready.set()
+            await asyncio.to_thread(self._stop.wait)
+
+
+@pytest.fixture(scope="module")
+def served(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("openapi")
+    file = folder / "loramux.db"
+    file.write_bytes(migrated_sqlite.read_bytes())
+    with Served(folder / "data", f"sqlite+aiosqlite:///{file}") as opened:
+        yield opened
+
+
+def failures_of(operation: Any, key: str, examples: int) -> str | None:
+    """Calls one operation with what its document allows, and with what it does not."""
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy() | operation.as_strategy(GenerationMode.NEGATIVE))
+    def call(case: schemathesis.Case) -> None:
+        headers = {"authorization": f"Bearer {key}"}
+        case.call_and_validate(headers=headers, checks=CHECKS, timeout=30)
+
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - all are reported together
+        return f"{operation.label}: {error!r} {error}"
+    return None
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("prefix", openapi.API_PREFIXES)
+def test_every_answer_is_one_that_the_document_names(served: Served, prefix: str) -> None:
+    schema = schemathesis.openapi.from_dict(served.document)
+    schema.config.update(base_url=served.address)
+    operations = [found.ok() for found in schema.get_all_operations()]
+    mine = [operation for operation in operations if operation.path.startswith(prefix)]
+    assert len(mine) > 10
+    problems = [failures_of(operation, served.keys[prefix], EXAMPLES) for operation in mine]
+    found = [problem for problem in problems if problem]
+    assert not found, "\n\n".join(found)
