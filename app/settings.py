@@ -385,6 +385,12 @@ class Settings(BaseSettings):
                 f"LORAMUX_ENGINE_BASE_MODELS names {len(self.engine_base_models)} models for "
                 f"{len(self.engines)} engines; name one for each, in the order of LORAMUX_ENGINES"
             )
+        public = urlsplit(self.public_url).hostname
+        if self.webhook_allow_loopback and not is_loopback_host(public):
+            raise ValueError(
+                "LORAMUX_WEBHOOK_ALLOW_LOOPBACK lets every tenant reach what listens on this "
+                "machine alone, and LORAMUX_PUBLIC_URL says that others use it; unset it"
+            )
         if self.session_idle_s > self.session_absolute_s:
             raise ValueError(
                 "LORAMUX_SESSION_IDLE_S is longer than LORAMUX_SESSION_ABSOLUTE_S, so it would "

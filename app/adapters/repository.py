@@ -190,7 +190,10 @@ async def versions_of(
 async def ready_on(
     session: AsyncSession, base_digests: Iterable[str], limit: int
 ) -> Sequence[AdapterVersion]:
-    """Ready versions of any tenant that were validated against these bases, oldest first."""
+    """Ready versions that were validated against these bases, oldest first.
+
+    Of any tenant: a base model is everybody's.
+    """
     rows = await session.scalars(
         select(AdapterVersion)
         .where(
