@@ -47,10 +47,7 @@ async def latest_runs(
 async def page_newest(
     session: AsyncSession, *, state: str | None, after: str | None, limit: int
 ) -> Sequence[tuple[ValidationRun, AdapterVersion, Adapter]]:
-    """The newest run of each version of any tenant, newest first: for the operator.
-
-    Of any tenant: for the operator.
-    """
+    """The newest run of each version, newest first. Of any tenant: for the operator."""
     newest = select(func.max(ValidationRun.id)).group_by(ValidationRun.version_id)
     query = (
         select(ValidationRun, AdapterVersion, Adapter)
