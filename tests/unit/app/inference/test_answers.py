@@ -201,7 +201,7 @@ class TestLatencyBudget:
     async def test_the_percentile_and_the_time_already_gone_travel_with_the_call(
         self, api, engine, platform, monkeypatch
     ):
-        def tokenize_slowly(self: ByteCodec, messages: object) -> list[int]:
+        def tokenize_slowly(self: ByteCodec, messages: object, tools: object = ()) -> list[int]:
             platform.clock.advance(seconds=0.25)
             return [104, 105]
 
