@@ -22,6 +22,9 @@ WRITE_INTERVAL_S = 0.25
 SYNC_INTERVAL_S = 1.0
 MAX_FINISHED = 200_000
 """Finished requests kept unacknowledged; beyond that the oldest are dropped, with a log line."""
+KEPT_MS = 48 * 3600 * 1000
+"""Finished requests that nobody acknowledged for so long are of no use: the api's sweep has closed
+their rows by then, and the acknowledgement was lost while the engine was away."""
 _COMPACT_BYTES = 4 << 20
 
 _log = logging.getLogger(__name__)
@@ -203,7 +206,13 @@ class Journal:
 
     def _compact(self) -> None:
         """Writes the live entries to a new file and swaps it in. Called with `_disk` held."""
+        oldest_ms = self._clock.wall_ms() - KEPT_MS
         with self._lock:
+            self._entries = {
+                key: counts
+                for key, counts in self._entries.items()
+                if counts.finish is None or counts.wall_ms >= oldest_ms
+            }
             lines = [_encode_entry(key, counts) + b"\n" for key, counts in self._entries.items()]
             self._changed, self._acknowledged = {}, []
         fresh = self._path.with_suffix(self._path.suffix + ".new")

@@ -165,3 +165,21 @@ class TestCost:
         (entry,) = opened().entries(["a"])
         assert (entry.cached_tokens, entry.prefill_ms) == (2, 5.5)
         assert (entry.decode_ms, entry.adapter_byte_seconds) == (7.25, 9.0)
+
+
+class TestAge:
+    def test_what_nobody_acknowledged_for_two_days_is_forgotten(self, path):
+        clock = SimulatedClock(5000.0)
+        journal = Journal(path, clock)
+        journal.begin("old", 3)
+        journal.record([last("old", 2)])
+        journal.close()
+        clock.advance(journal_module.KEPT_MS - 1000)
+        journal = Journal(path, clock)
+        journal.begin("new", 3)
+        journal.record([last("new", 2)])
+        journal.close()
+        clock.advance(2000)
+        journal = Journal(path, clock)
+        assert counts(journal, "old", "new") == {"new": (3, 2, "stop")}
+        journal.close()
