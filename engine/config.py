@@ -42,7 +42,7 @@ class EngineConfig:
     copy_bytes_per_step: Annotated[int, "adapter bytes moved to the device in one step"] = 16 * MIB
     adapter_aging_ms: Annotated[
         float, "wait after which an adapter is given the place of a resident one"
-    ] = 1000.0
+    ] = 300.0
     quarantine_ms: Annotated[float, "how long a broken adapter is not tried again"] = 60_000.0
     missing_retry_ms: Annotated[float, "how long an unreadable adapter is not tried again"] = 2000.0
 

@@ -12,21 +12,32 @@ from dataclasses import dataclass
 from engine.backlog import Work
 from engine.step_time import StepShape, StepTimes
 
-ANSWER_MEMORY = 0.05
 FIRST_GUESS_TOKENS = 64.0
+MOST_ANSWERS = 4096
+"""Answers after which the older half counts half."""
 
 
 class AnswerLength:
-    """Tokens of a usual answer, smoothed over those that ended."""
+    """Tokens of a usual answer: all tokens drawn, of unfinished answers too, by answers that ended.
+
+    The mean of those that ended would forget that short ones end first.
+    """
 
     def __init__(self) -> None:
-        self.tokens = FIRST_GUESS_TOKENS
-        self._seen = 0
+        self._answers = 1.0
+        self._tokens = FIRST_GUESS_TOKENS
 
     def observe(self, tokens: int) -> None:
-        """The first ones count as in a plain mean, the guess as one of them."""
-        self._seen += 1
-        self.tokens += max(ANSWER_MEMORY, 1.0 / (self._seen + 1)) * (tokens - self.tokens)
+        """An answer ended."""
+        self._answers += 1.0
+        self._tokens += tokens
+        if self._answers > MOST_ANSWERS:
+            self._answers *= 0.5
+            self._tokens *= 0.5
+
+    def expected(self, running_tokens: int) -> float:
+        """`running_tokens`: drawn so far by the answers that have not ended."""
+        return (self._tokens + running_tokens) / self._answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -523,9 +523,10 @@ class Scheduler:
         self._wait_again(sequence, now_ms)
 
     def clear_adapter(self, adapter: AdapterRef, now_ms: float) -> None:
-        """Whatever runs with the adapter makes way; it is recomputed when it is its turn again."""
+        """Whatever runs with the adapter is set aside until it is the adapter's turn again."""
         for sequence in [s for s in self._running.values() if s.call.request.adapter == adapter]:
-            self._preempt(sequence, now_ms)
+            self._stop(sequence)
+            self._wait_again(sequence, now_ms)
 
     def _wait_again(self, sequence: Sequence, now_ms: float) -> None:
         adapter = sequence.call.request.adapter
@@ -574,16 +575,18 @@ class Scheduler:
         prompt = len(call.request.prompt)
         demand = self._demand()
         newcomer = Sequence(0, call, 0)
+        drawn = sum(len(s.generated) for s in self._running.values())
+        answer_tokens = self._answers.expected(drawn)
         running = len(self._running)
         free = self._config.max_running - running - self._choices_to_come
-        blocks_each = blocks_for(prompt + int(self._answers.tokens))
+        blocks_each = blocks_for(prompt + int(answer_tokens))
         free = min(free, (self._blocks.available - demand.blocks) // max(1, blocks_each))
         if running and self._breaks_a_budget(demand, newcomer):
             free = 0
         if everybody or not self._policy.keeps_budgets:
             ahead = self._backlogs.everything()
         else:
-            ahead = self._backlogs.before(call.tenant, call.weight, prompt, self._answers.tokens)
+            ahead = self._backlogs.before(call.tenant, call.weight, prompt, answer_tokens)
         everything, firm = demand.commitments.loose.shape(), demand.commitments.firm.shape()
         decodes = StepShape(
             0,
@@ -600,7 +603,7 @@ class Scheduler:
             free_places=max(0, free),
             decodes=decodes,
             chunk=self._usual_chunk(decodes, demand.commitments),
-            answer_tokens=self._answers.tokens,
+            answer_tokens=answer_tokens,
             adapter_ms=0.0 if adapter is None else self._pool.expected_ms(adapter, now_ms),
         )
 

@@ -16,6 +16,10 @@ MOST_SKIPPED = 3
 """Steps in a row that a running decode may be left out of."""
 LEAST_CHUNK = 16
 """A prompt's chunk is not cut below this: every chunk reads the weights once more."""
+PUNCTUALITY = 0.95
+"""Of the tightest gap, what a step is planned to fill: beyond the upper quantile lie surprises."""
+BATCH_SHARE = 0.85
+"""Of the tightest budget, what decodes alone may grow to fill: prompts need the rest."""
 PATIENCE_STEPS = 16
 """Steps in a row that prompts may get nothing; then they get a least chunk."""
 
@@ -65,7 +69,7 @@ class Commitments:
         tightest_ms = min(self.tightest_ms, math.inf if tpot_ms is None else tpot_ms)
         if tightest_ms == math.inf or not times.known:
             return False
-        return times.upper_ms(self.with_one_more(sequence)) > tightest_ms
+        return times.upper_ms(self.with_one_more(sequence)) > BATCH_SHARE * tightest_ms
 
     def with_one_more(self, sequence: Sequence) -> StepShape:
         """A step of the firm decodes, the new one, and the share of the loose ones that must go."""
@@ -104,7 +108,7 @@ def draft_decodes(
     """The decodes that go in the next step. `budgets`: whether they bound it."""
     chosen = list(decodes)
     gaps = {s.seq: s.gap_ms(now_ms) for s in chosen} if budgets else {}
-    limit_ms = min(gaps.values(), default=math.inf)
+    limit_ms = PUNCTUALITY * min(gaps.values(), default=math.inf)
     draft = _draft(chosen, limit_ms)
     if limit_ms < math.inf and times.known and times.upper_ms(draft.shape) > limit_ms:
         must = [s for s in chosen if s.skipped >= MOST_SKIPPED or gaps[s.seq] < math.inf]

@@ -27,6 +27,7 @@ class Resident:
     copied: bool = False
     pins: int = 0
     draining: bool = False  # must leave: no new request may pin it
+    since_ms: float = 0.0  # when it was placed
 
     @property
     def idle(self) -> bool:

@@ -36,8 +36,12 @@ PLACEMENTS_PER_STEP = 16
 RESIDENCY_COPIES = 4.0
 """An adapter that took another's place by age keeps the next from doing so for as many times as
 long as its copy takes: at most a fifth of the time goes into changing places."""
-HOLD_PATIENCE = 10.0
-"""Times the aging bound that a place is waited for before those who use it are preempted."""
+PLACE_MEMORY = 0.1
+RESIDENCY_MS = 1000.0
+"""How long an adapter in use keeps the place that another has waited for too long. Its requests are
+then set aside; what they had computed is still there as cached prefix when they come back."""
+RECOMPUTED_RESIDENCY_MS = 10_000.0
+"""The same where no prefix is cached: being set aside then costs all that was computed."""
 ERASED_MS = 5_000.0
 """How long an erased adapter is refused: calls that were on their way must not bring it back."""
 
@@ -123,7 +127,7 @@ class AdapterPool:
         self._now_ms = 0.0
         self.load_times = LoadTimes()
         self.evictions = 0
-        self._hold_since_ms = 0.0
+        self._place_wait_ms = 0.0  # that adapters had lately, from host memory to a place
         self._no_hold_before_ms = -math.inf
         self.loads = 0
         self._device = DeviceSpace(
@@ -210,6 +214,8 @@ class AdapterPool:
         times, entry = self.load_times, self._entries.get(ref)
         nbytes = 0 if entry is None else entry.nbytes
         copy_ms = (1 + len(self._wanted)) * times.predict_ms("host", nbytes)
+        if self._wanted:
+            copy_ms += self._place_wait_ms
         if entry is not None and entry.stage in (Stage.HOST, Stage.COPYING):
             return copy_ms
         queued = (len(self._load_queue) + self._loads) / self._config.max_loads
@@ -424,8 +430,7 @@ class AdapterPool:
                 return
             if now_ms < self._no_hold_before_ms:
                 return
-            if self._device.begin_hold(oldest.ref, self._extents(oldest)):
-                self._hold_since_ms = now_ms
+            self._device.begin_hold(oldest.ref, self._extents(oldest))
         resident = self._device.fill_hold()
         if resident is not None:
             copy_ms = self.load_times.predict_ms("host", self._entries[resident.ref].nbytes)
@@ -440,10 +445,11 @@ class AdapterPool:
         Without this the wait for a place would be as long as the longest answer.
         """
         hold = self._device.hold
-        patience_ms = HOLD_PATIENCE * self._config.adapter_aging_ms
-        if hold is None or now_ms - self._hold_since_ms <= patience_ms:
+        if hold is None:
             return []
-        return [victim.ref for victim in hold.victims if victim.pins]
+        cached = self._config.prefix_caching
+        keeps_ms = RESIDENCY_MS if cached else RECOMPUTED_RESIDENCY_MS
+        return [v.ref for v in hold.victims if v.pins and now_ms - v.since_ms >= keeps_ms]
 
     def _start_copy(self, entry: Entry, slot: int, now_ms: float, events: PoolEvents) -> None:
         blob = self._blob(entry)
@@ -460,7 +466,9 @@ class AdapterPool:
             self._fail(entry, "adapter_copy_failed", message, now_ms, retry_ms, events)
             return
         entry.stage = Stage.COPYING
+        resident.since_ms = now_ms
         self.pace.started(slot, entry.nbytes)
+        self._place_wait_ms += PLACE_MEMORY * (now_ms - entry.arrival_ms - self._place_wait_ms)
         entry.since_ms = now_ms
 
     def _blob(self, entry: Entry) -> AdapterBlob:

@@ -186,7 +186,7 @@ class TestLoadsAndPlaces:
         began = engine.clock.now_ms()
         while not engine.finished(other):
             engine.step()
-            assert engine.clock.now_ms() - began < 500.0
+            assert engine.clock.now_ms() - began < 1_300.0
         engine.run()
         assert len(engine.tokens(first)) == 800
 
