@@ -9,6 +9,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # a GPU machine runs tests/gpu without it
+    pass
+else:  # a busy machine must not fail a property
+    unhurried = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("unhurried", **unhurried)
+    settings.load_profile("unhurried")
+
 POSTGRES = os.environ.get("LORAMUX_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/postgres")
 CHROMIUM = Path("/usr/bin/chromium")
 

@@ -62,7 +62,14 @@ def _type(annotation: Any) -> str:
         return ", ".join(f"`{word}`" for word in typing.get_args(annotation))
     if typing.get_origin(annotation) is list:
         return "list"
-    words = {Path: "path", SecretStr: "secret", str: "text", int: "whole number", float: "number"}
+    words = {
+        Path: "path",
+        SecretStr: "secret",
+        str: "text",
+        int: "whole number",
+        float: "number",
+        bool: "`true` or `false`",
+    }
     return words.get(annotation, getattr(annotation, "__name__", "text"))
 
 

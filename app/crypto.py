@@ -24,7 +24,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-Purpose = Literal["api-key", "session", "invitation", "password-reset", "sign-in", "idempotency"]
+Purpose = Literal[
+    "api-key", "session", "invitation", "password-reset", "sign-in", "idempotency", "webhook"
+]
 MIN_SECRET_CHARACTERS = 32
 
 

@@ -80,6 +80,7 @@ def configure_logging(level: str, *, stream: TextIO | None = None) -> None:
         ("celery.app.trace", logging.WARNING),
         ("celery.beat", logging.WARNING),
         ("httpx", logging.WARNING),
+        ("httpcore", logging.WARNING),  # it would write the headers of webhooks
         ("aiosqlite", logging.WARNING),
         ("multipart", logging.WARNING),
         ("python_multipart", logging.WARNING),

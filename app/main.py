@@ -33,6 +33,7 @@ DOMAINS = (
     "users",
     "audit",
     "adapters",
+    "webhooks",
     "limits",
     "usage",
     "inference",

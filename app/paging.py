@@ -23,7 +23,7 @@ class Page(BaseModel):
 
 def _page(
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
-    after: Annotated[str | None, Query(max_length=40)] = None,
+    after: Annotated[str | None, Query(max_length=40, pattern=r"^[^\x00]*$")] = None,
 ) -> Page:
     return Page(limit=limit, after=after)
 

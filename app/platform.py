@@ -47,9 +47,9 @@ class Platform:
     keys: KeyCache
     last_used: LastUsed
     sign_in: SignIn
+    refusals: Refusals
     drain: Drain
     tracing: Tracing | None = field(default=None, kw_only=True)  # in an api that traces
-    refusals: Refusals
     running: RunningCalls = field(default_factory=RunningCalls)
     checks: dict[str, ReadinessCheck] = field(default_factory=dict)
     # Set by app.inference.lifespan while the app runs; nothing asks for them before.

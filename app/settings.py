@@ -214,6 +214,18 @@ class Settings(BaseSettings):
     tenant_max_tokens: int | None = Field(default=4096, ge=1)
     """Largest `max_tokens` of a tenant without a limit of its own."""
 
+    # ------------------------------------------------------------------ webhooks
+    webhook_allow_loopback: bool = False
+    """For development: webhooks may go to this machine, there over plain http too."""
+    webhook_timeout_s: float = Field(default=5.0, gt=0, le=30)
+    """Time for one attempt in all: name, connection and the answer's status."""
+    webhook_give_up_s: float = Field(default=86_400.0, ge=60)
+    """How long a message that cannot be delivered is tried again."""
+    webhook_disable_after_s: float = Field(default=3 * 86_400.0, ge=60)
+    """An endpoint that took nothing for this long is disabled when a message is given up."""
+    tenant_max_webhooks: int = Field(default=10, ge=0, le=100)
+    """Webhook endpoints of one tenant."""
+
     # ------------------------------------------------------------------ ledger
     ledger_lease_s: float = Field(default=900.0, gt=0)
     """Time after which the sweep closes a ledger row whose api process never did."""
@@ -372,6 +384,12 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"LORAMUX_ENGINE_BASE_MODELS names {len(self.engine_base_models)} models for "
                 f"{len(self.engines)} engines; name one for each, in the order of LORAMUX_ENGINES"
+            )
+        public = urlsplit(self.public_url).hostname
+        if self.webhook_allow_loopback and not is_loopback_host(public):
+            raise ValueError(
+                "LORAMUX_WEBHOOK_ALLOW_LOOPBACK lets every tenant reach what listens on this "
+                "machine alone, and LORAMUX_PUBLIC_URL says that others use it; unset it"
             )
         if self.session_idle_s > self.session_absolute_s:
             raise ValueError(

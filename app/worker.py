@@ -31,6 +31,8 @@ from app.tenants import deletion
 from app.usage.roll_up import roll_up
 from app.usage.sweep import close_expired
 from app.users import sessions
+from app.webhooks import tasks as webhook_tasks
+from app.webhooks.outbox import DELIVER_TASK
 from engine.adapters.store import open_store
 from engine.errors import EngineError, EngineUnavailable
 from engine.types import ModelDescription
@@ -41,6 +43,8 @@ SWEEP_S = 10.0
 BASE_S = 30.0
 USAGE_SWEEP_S = 30.0
 ROLL_UP_S = 3600.0
+WEBHOOK_SWEEP_S = 10.0
+QUOTA_S = 30.0
 CLEAN_S = 3600.0
 
 Work = Callable[[Platform, Resources], Awaitable[object]]
@@ -115,14 +119,22 @@ async def _clean_sessions(platform: Platform, _resources: Resources) -> str:
     return "sessions swept"
 
 
+async def _sweep(_platform: Platform, resources: Resources) -> str:
+    """Erasures first: a tenant is erased once all of its adapters' are complete."""
+    found = await adapter_tasks.sweep(resources)
+    return f"{found}, {await deletion.sweep(resources)} tenants being erased"
+
+
 PERIODIC: dict[str, tuple[float, Work]] = {
-    "adapters.sweep": (SWEEP_S, lambda _, resources: adapter_tasks.sweep(resources)),
+    "adapters.sweep": (SWEEP_S, _sweep),
     "adapters.clean": (CLEAN_S, lambda _, resources: adapter_tasks.clean(resources)),
     "adapters.base": (BASE_S, lambda _, resources: adapter_tasks.follow_base(resources)),
     "usage.sweep": (USAGE_SWEEP_S, lambda platform, _: close_expired(platform)),
     "usage.roll_up": (ROLL_UP_S, lambda platform, _: roll_up(platform.db, platform.clock)),
     "users.clean": (CLEAN_S, _clean_sessions),
-    "tenants.sweep": (SWEEP_S, lambda _, resources: deletion.sweep(resources)),
+    "webhooks.sweep": (WEBHOOK_SWEEP_S, lambda platform, _: webhook_tasks.sweep(platform)),
+    "webhooks.quotas": (QUOTA_S, lambda platform, _: webhook_tasks.tell_quotas(platform)),
+    "webhooks.clean": (CLEAN_S, lambda platform, _: webhook_tasks.clean(platform)),
 }
 """task -> (seconds between two runs, what it does)."""
 
@@ -137,6 +149,13 @@ def create_worker(settings: Settings) -> Celery:
             return await adapter_tasks.validate_version(resources, version_id)
 
         run(settings, celery, VALIDATE_TASK, work)
+
+    @celery.task(name=DELIVER_TASK)
+    def deliver(delivery_id: str) -> None:
+        async def work(platform: Platform, _resources: Resources) -> str:
+            return await webhook_tasks.deliver(platform, delivery_id)
+
+        run(settings, celery, DELIVER_TASK, work)
 
     for name, (every_s, work) in PERIODIC.items():
         _add_periodic(celery, settings, name, every_s, work)

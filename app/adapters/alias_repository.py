@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.models import AliasChange
@@ -67,16 +67,3 @@ async def changes_since(
         .limit(limit)
     )
     return rows.all()
-
-
-async def last_revision(session: AsyncSession, adapter_id: str, name: str) -> int:
-    """The highest revision ever given: an alias that is made again does not reuse them.
-
-    By its parent: the adapter was found by its tenant.
-    """
-    number = await session.scalar(
-        select(func.max(AliasChange.revision)).where(
-            AliasChange.adapter_id == adapter_id, AliasChange.name == name
-        )
-    )
-    return number or 0

@@ -12,6 +12,7 @@ from app.adapters.models import (
     Adapter,
     AdapterVersion,
     Alias,
+    AliasChange,
     BaseModel,
     Erasure,
     UploadKey,
@@ -189,7 +190,10 @@ async def versions_of(
 async def ready_on(
     session: AsyncSession, base_digests: Iterable[str], limit: int
 ) -> Sequence[AdapterVersion]:
-    """Ready versions of any tenant that were validated against these bases, oldest first."""
+    """Ready versions that were validated against these bases, oldest first.
+
+    Of any tenant: a base model is everybody's.
+    """
     rows = await session.scalars(
         select(AdapterVersion)
         .where(
@@ -288,7 +292,8 @@ async def aliases_of(session: AsyncSession, adapter_ids: Iterable[str]) -> Seque
 
 
 async def drop_aliases(session: AsyncSession, adapter_id: str) -> None:
-    """By its parent: the adapter was found by its tenant."""
+    """With their history. By its parent: the adapter was found by its tenant."""
+    await session.execute(delete(AliasChange).where(AliasChange.adapter_id == adapter_id))
     await session.execute(delete(Alias).where(Alias.adapter_id == adapter_id))
 
 

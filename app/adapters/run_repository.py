@@ -47,7 +47,7 @@ async def latest_runs(
 async def page_newest(
     session: AsyncSession, *, state: str | None, after: str | None, limit: int
 ) -> Sequence[tuple[ValidationRun, AdapterVersion, Adapter]]:
-    """The newest run of each version of any tenant, newest first: for the operator."""
+    """The newest run of each version, newest first. Of any tenant: for the operator."""
     newest = select(func.max(ValidationRun.id)).group_by(ValidationRun.version_id)
     query = (
         select(ValidationRun, AdapterVersion, Adapter)
@@ -64,7 +64,10 @@ async def page_newest(
 
 
 async def count_open(session: AsyncSession) -> dict[str, int]:
-    """Runs that wait and that run, versions that failed, versions due on a new base model."""
+    """Runs that wait and that run, versions that failed, versions due on a new base model.
+
+    Of any tenant: for the operator and the metrics.
+    """
     runs = await session.execute(
         select(ValidationRun.state, func.count())
         .where(ValidationRun.state.in_(OPEN))

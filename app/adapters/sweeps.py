@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters import erasure, repository, run_repository, states, upload_repository
 from app.adapters.models import ValidationRun
+from app.adapters.notices import announce
 from app.adapters.resources import QueueUnavailable, Resources
 from app.audit import service as audit
 from engine.types import AdapterRef
@@ -65,6 +66,7 @@ async def _give_up(resources: Resources, run: ValidationRun) -> None:
         await repository.move(
             session, run.version_id, states.FAILED, now=now, code=code, reason=message
         )
+        await announce(session, run.version_id, resources.settings, now)
         await audit.record(
             session,
             actor="sweep",

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Request
 from fastapi.responses import JSONResponse
 
-from app.adapters import resumable
+from app.adapters import resumable, upload_completion
 from app.adapters.deps import GateDep, ResourcesDep
 from app.adapters.resolution import scoped
 from app.adapters.schemas import (
@@ -110,7 +110,7 @@ async def complete_upload(
     upload_id: UploadId, caller: ApiCaller, resources: ResourcesDep, gate: GateDep
 ) -> JSONResponse:
     """Makes the parts a version and queues its validation; asked again, it answers the same."""
-    return version_answer(await resumable.complete(resources, gate, caller, upload_id))
+    return version_answer(await upload_completion.complete(resources, gate, caller, upload_id))
 
 
 @router.delete("/{upload_id}")

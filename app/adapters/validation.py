@@ -20,6 +20,7 @@ from app.adapters.check_process import CheckCrashed
 from app.adapters.file_checks import check_files
 from app.adapters.live_alias import follow_live
 from app.adapters.models import Check, ValidationRun
+from app.adapters.notices import announce
 from app.adapters.outcome import CheckOutcome, first_failure
 from app.adapters.probes import Engine, ProbeInterrupted, Thresholds, probe
 from app.adapters.resources import Resources
@@ -27,6 +28,7 @@ from app.audit import service as audit
 from app.ids import new_id
 from app.logging import where
 from app.tenants import repository as tenants
+from app.webhooks.outbox import deliver_soon
 from engine.errors import (
     AdapterCorrupt,
     AdapterMissing,
@@ -80,9 +82,11 @@ async def validate(resources: Resources, version_id: str) -> str:
     if claim is None:
         return "nothing to do"
     try:
-        return await _while_held(resources, claim)
+        result = await _while_held(resources, claim)
     except LeaseLost:
         return "taken over"
+    await deliver_soon(resources.db, resources.queue, claim.tenant_id, resources.clock.now())
+    return result
 
 
 async def _while_held(resources: Resources, claim: Claim) -> str:
@@ -361,6 +365,7 @@ async def _conclude(
         if not moved:
             raise LeaseLost
         await follow_live(session, claim.adapter_id, claim.tenant_id, claim.version_id, now)
+        await announce(session, claim.version_id, resources.settings, now)
         await _audit(session, claim, "adapter.ready", {})
     return states.READY
 
@@ -386,6 +391,7 @@ async def _reject(
         )
         if not moved:
             raise LeaseLost
+        await announce(session, claim.version_id, resources.settings, resources.clock.now())
         await _audit(session, claim, "adapter.rejected", {"code": code})
     return states.REJECTED
 
@@ -440,6 +446,7 @@ async def _fail(resources: Resources, claim: Claim, reason: NoVerdict) -> str:
             code=reason.code,
             reason=reason.message,
         )
+        await announce(session, claim.version_id, resources.settings, resources.clock.now())
         await _audit(session, claim, "adapter.failed", {"code": reason.code})
     return states.FAILED
 

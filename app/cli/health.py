@@ -3,8 +3,10 @@
 import asyncio
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 import httpx
+import typer
 
 from app.cli.database import settings
 from app.cli.output import console, fail
@@ -22,15 +24,21 @@ class Process(StrEnum):
     beat = "beat"
 
 
-def health(process: Process) -> None:
+def health(
+    process: Process,
+    listen: Annotated[
+        str | None, typer.Option(help="Which engine; default: the first of LORAMUX_ENGINES.")
+    ] = None,
+) -> None:
     """Exit status 0 when the PROCESS (api, engine, worker, beat) on this host is well."""
-    check = {
-        Process.api: _api,
-        Process.engine: _engine,
-        Process.worker: _worker,
-        Process.beat: _beat,
-    }[process]
-    problem = check(settings())
+    configured = settings()
+    if process is Process.engine:
+        problem = _engine(configured, listen or configured.engines[0])
+    elif listen is not None:
+        fail("--listen names an engine; leave it out for other processes")
+    else:
+        check = {Process.api: _api, Process.worker: _worker, Process.beat: _beat}[process]
+        problem = check(configured)
     if problem:
         fail(f"{process.value}: {problem}")
     console.print(f"{process.value} is well")
@@ -47,12 +55,15 @@ def _api(configured: Settings) -> str:
     return "" if answer.status_code == 200 else f"{url} answers {answer.status_code}"
 
 
-def _engine(configured: Settings) -> str:
+def _engine(configured: Settings, address: str) -> str:
     from app.inference.lifespan import connect_engine
     from engine.errors import EngineError
 
+    if address not in configured.engines:
+        return f"{address} is not among LORAMUX_ENGINES"
+
     async def describe() -> None:
-        client = connect_engine(configured, configured.engines[0])
+        client = connect_engine(configured, address)
         await client.start()
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -63,7 +74,7 @@ def _engine(configured: Settings) -> str:
     try:
         asyncio.run(describe())
     except (EngineError, TimeoutError) as error:
-        return f"{configured.engines[0]} does not answer ({error or type(error).__name__})"
+        return f"{address} does not answer ({error or type(error).__name__})"
     return ""
 
 

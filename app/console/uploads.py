@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
-from app.adapters import resumable
+from app.adapters import resumable, upload_completion
 from app.adapters.deps import GateDep, ResourcesDep
 from app.adapters.schemas import UploadGone, UploadIn
 from app.adapters.upload_routes import PartNumber, UploadId
@@ -96,7 +96,7 @@ async def complete(
     tenant_only(caller)
 
     async def work() -> BaseModel:
-        version = (await resumable.complete(resources, gate, caller, upload_id)).version
+        version = (await upload_completion.complete(resources, gate, caller, upload_id)).version
         return Location(location=f"/console/adapters/{version.adapter}/versions/{version.version}")
 
     return await _json(work())

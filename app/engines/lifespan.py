@@ -10,7 +10,7 @@ from app.platform import Platform
 
 @asynccontextmanager
 async def lifespan(platform: Platform) -> AsyncIterator[None]:
-    collector = EngineCollector(lambda: platform.engines.all)
+    collector = EngineCollector(lambda: platform.engines.all, platform.settings.metrics_tenants)
     REGISTRY.register(collector)
     try:
         yield

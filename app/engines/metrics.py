@@ -93,14 +93,6 @@ COUNTERS: dict[str, tuple[str, str, Values]] = {
         "",
         lambda s: {"": s.preemptions_total},
     ),
-    "loramux_engine_budgets": (
-        "Requests with a latency budget: kept, missed, or refused because it could not be kept.",
-        "outcome",
-        lambda s: {
-            outcome: sum(getattr(counts, outcome) for counts in s.attainment.values())
-            for outcome in ("ttft_met", "ttft_missed", "tpot_met", "tpot_missed", "refused")
-        },
-    ),
     "loramux_engine_adapter_loads": (
         "Adapters read from the store.",
         "",

@@ -41,6 +41,14 @@ def refusal(
 ) -> AppError:
     """The HTTP answer for what an engine reported, before the first token or after."""
     code = error.code
+    if code == "store_unavailable":
+        return Overloaded(
+            "the adapter store does not answer and this adapter is not in memory; retry in a few "
+            "seconds",
+            code=code,
+            param="model",
+            retry_after_ms=5000,
+        )
     if isinstance(error, AdapterRefused | AdapterCorrupt):
         what = ADAPTER_FAULT.get(code, ADAPTER_FAULT["adapter_refused"])
         return Overloaded(

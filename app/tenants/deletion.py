@@ -1,6 +1,6 @@
 """Deleting a tenant: refused from the first commit on, erased step by step, with a receipt.
 
-    begin       one transaction: no key, session or upload of the tenant's works any more
+    begin       one transaction: no key, session, webhook or upload of the tenant's works any more
     carry_on    erases adapters, waits for calls and engines, and at last says `complete`
     sweep       beat's: carries on whatever a crash or an engine that is away has left
 
@@ -33,6 +33,7 @@ from app.tenants.schemas import DeletedAdapters, KeptItem, TenantReceipt
 from app.tenants.service import find_tenant
 from app.usage import repository as usage
 from app.users import repository as users
+from app.webhooks import repository as webhooks
 
 log = structlog.get_logger("loramux.tenants")
 
@@ -91,6 +92,7 @@ async def begin(
         )
     revoked = await keys.revoke_all(session, tenant.id, now)
     removed, ended = await users.delete_of_tenant(session, tenant.id)
+    await webhooks.erase_tenant(session, tenant.id)
     tenant.status = "suspended"
     tenant.deleted_at = tenant.updated_at = now
     counts = {
@@ -189,6 +191,9 @@ async def _close_if_done(resources: Resources, tenant_id: str) -> None:
         heard = now - deletion.created_at >= HEARD_AFTER
         if not heard or calls or counts.left or counts.pending:
             return
+        # what a transaction that had read the tenant before the deletion has added since
+        await keys.revoke_all(session, tenant_id, now)
+        await users.delete_of_tenant(session, tenant_id)
         tenant.name = tenant.id  # frees the name; no name has an underscore
         tenant.erased_at = tenant.updated_at = now
         deletion.complete = True

@@ -39,6 +39,19 @@ async def page(
     return list((await session.execute(query)).scalars())
 
 
+async def last_used(session: AsyncSession, tenant_ids: Iterable[str]) -> dict[str, datetime]:
+    """When a key of each tenant was last used; those never used are left out.
+
+    Of any tenant: for the operator.
+    """
+    rows = await session.execute(
+        select(ApiKey.tenant_id, func.max(ApiKey.last_used_at))
+        .where(ApiKey.tenant_id.in_(list(tenant_ids)))
+        .group_by(ApiKey.tenant_id)
+    )
+    return {str(row[0]): row[1] for row in rows if row[1] is not None}
+
+
 async def table(
     session: AsyncSession, wanted: TableQuery, *, deleted: bool = False
 ) -> Table[tuple[Tenant, datetime | None]]:

@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.deps import ResourcesDep
 from app.audit.service import actor_id
@@ -12,6 +13,7 @@ from app.deps import IdempotencyKey, PlatformDep, ReadSession, Session
 from app.idempotency.service import create_once
 from app.paging import PageDep, list_body
 from app.tenants import deletion, service
+from app.tenants.models import Tenant
 from app.tenants.schemas import TenantIn, TenantLimitsIn, TenantOut, TenantReceipt
 
 router = APIRouter(prefix="/admin/v1/tenants", tags=["operator: tenants"])
@@ -29,7 +31,8 @@ async def list_tenants(
     deleted: Annotated[bool, Query(description="Also those that are gone.")] = False,
 ) -> dict[str, Any]:
     rows = await service.list_tenants(session, after=page.after, limit=page.fetch, deleted=deleted)
-    return list_body(page, [TenantOut.of(row) for row in rows])
+    used = await service.last_used(session, rows)
+    return list_body(page, [TenantOut.of(row, used) for row in rows])
 
 
 @router.post("", status_code=201)
@@ -44,7 +47,7 @@ async def create_tenant(
         tenant = await service.create_tenant(
             session, name=body.name, now=platform.clock.now(), actor=caller, limits=body.limits()
         )
-        return TenantOut.of(tenant)
+        return TenantOut.of(tenant, {})
 
     return await create_once(
         session,
@@ -61,7 +64,7 @@ async def create_tenant(
 
 @router.get("/{tenant_id}")
 async def get_tenant(tenant_id: str, session: ReadSession, _: OperatorCaller) -> TenantOut:
-    return TenantOut.of(await service.find_tenant(session, tenant_id))
+    return await _shown(session, await service.find_tenant(session, tenant_id))
 
 
 @router.patch("/{tenant_id}")
@@ -81,7 +84,7 @@ async def update_tenant(
         actor=caller,
     )
     after_commit(session, platform.forget_keys)
-    return TenantOut.of(tenant)
+    return await _shown(session, tenant)
 
 
 @router.post("/{tenant_id}/suspend")
@@ -144,4 +147,8 @@ async def _set_status(
         session, tenant_id, active=active, now=platform.clock.now(), actor=caller
     )
     after_commit(session, platform.forget_keys)
-    return TenantOut.of(tenant)
+    return await _shown(session, tenant)
+
+
+async def _shown(session: AsyncSession, tenant: Tenant) -> TenantOut:
+    return TenantOut.of(tenant, await service.last_used(session, [tenant]))

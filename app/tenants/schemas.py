@@ -1,5 +1,6 @@
 """What the operator API takes and answers for tenants."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -60,12 +61,19 @@ class TenantOut(BaseModel):
     updated_at: datetime
     deleted_at: datetime | None
     erased_at: datetime | None
+    last_used_at: datetime | None
+    """When any of its keys was last used, at most a minute behind."""
 
     @classmethod
-    def of(cls, tenant: Tenant) -> "TenantOut":
-        """Without the salt, which is nobody's business."""
-        names = cls.model_fields.keys() - {"object", "status"}
-        return cls(**{name: getattr(tenant, name) for name in names}, status=tenant.state)
+    def of(cls, tenant: Tenant, used: Mapping[str, datetime]) -> "TenantOut":
+        """`used`: tenant's id -> when it was last used. Without the salt, which is nobody's
+        business."""
+        names = cls.model_fields.keys() - {"object", "status", "last_used_at"}
+        return cls(
+            **{name: getattr(tenant, name) for name in names},
+            status=tenant.state,
+            last_used_at=used.get(tenant.id),
+        )
 
 
 class KeptItem(BaseModel):

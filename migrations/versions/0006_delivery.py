@@ -29,6 +29,69 @@ def upgrade() -> None:
         sqlite_where=sa.text("alias IS NOT NULL"),
         postgresql_where=sa.text("alias IS NOT NULL"),
     )
+    _add_webhooks()
+
+
+def _add_webhooks() -> None:
+    op.create_table(
+        "webhook_endpoints",
+        id_column(primary_key=True),
+        id_column("tenant_id", to="tenants"),
+        sa.Column("url", sa.String(500), nullable=False),
+        sa.Column("description", sa.String(200), nullable=False),
+        sa.Column("events", Json, nullable=False),
+        sa.Column("status", sa.String(12), nullable=False),
+        sa.Column("disabled_reason", sa.String(40)),
+        sa.Column("secret", sa.LargeBinary(), nullable=False),
+        sa.Column("secret_version", sa.Integer(), nullable=False),
+        sa.Column("previous_secret", sa.LargeBinary()),
+        sa.Column("previous_version", sa.Integer()),
+        sa.Column("previous_until", UtcDateTime()),
+        sa.Column("failing_since", UtcDateTime()),
+        sa.Column("last_success_at", UtcDateTime()),
+        sa.Column("created_by", sa.String(80), nullable=False),
+        sa.Column("created_at", UtcDateTime(), nullable=False),
+        sa.Column("updated_at", UtcDateTime(), nullable=False),
+    )
+    op.create_index("ix_webhook_endpoints_tenant_id_id", "webhook_endpoints", ["tenant_id", "id"])
+    op.create_table(
+        "webhook_events",
+        id_column(primary_key=True),
+        id_column("tenant_id", to="tenants"),
+        sa.Column("type", sa.String(40), nullable=False),
+        sa.Column("data", Json, nullable=False),
+        sa.Column("once", sa.String(120)),
+        sa.Column("created_at", UtcDateTime(), nullable=False),
+    )
+    op.create_index("uq_webhook_events_once", "webhook_events", ["once"], unique=True)
+    op.create_index("ix_webhook_events_created_at", "webhook_events", ["created_at"])
+    op.create_table(
+        "webhook_deliveries",
+        id_column(primary_key=True),
+        id_column("endpoint_id", to="webhook_endpoints"),
+        id_column("event_id", to="webhook_events"),
+        id_column("tenant_id", to="tenants"),
+        sa.Column("type", sa.String(40), nullable=False),
+        sa.Column("state", sa.String(12), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("next_attempt_at", UtcDateTime(), nullable=False),
+        sa.Column("give_up_at", UtcDateTime(), nullable=False),
+        sa.Column("lease_until", UtcDateTime()),
+        sa.Column("code", sa.String(24)),
+        sa.Column("attempt_log", Json, nullable=False),
+        sa.Column("created_at", UtcDateTime(), nullable=False),
+        sa.Column("finished_at", UtcDateTime()),
+    )
+    for columns in (["endpoint_id", "id"], ["finished_at"]):
+        name = "_".join(["ix_webhook_deliveries", *columns])
+        op.create_index(name, "webhook_deliveries", columns)
+    op.create_index(
+        "ix_webhook_deliveries_due",
+        "webhook_deliveries",
+        ["next_attempt_at"],
+        sqlite_where=sa.text("state = 'pending'"),
+        postgresql_where=sa.text("state = 'pending'"),
+    )
 
 
 def _add_alias_history() -> None:
@@ -99,6 +162,8 @@ def _begin_the_history_of_what_is_there(changes: sa.Table) -> None:
 
 
 def downgrade() -> None:
+    for table in ("webhook_deliveries", "webhook_events", "webhook_endpoints"):
+        op.drop_table(table)
     op.drop_index("ix_usage_records_target", "usage_records")
     op.drop_column("usage_records", "alias")
     op.drop_table("adapter_alias_changes")

@@ -1,10 +1,12 @@
 """The openai package, the api and the real engine with the packaged base model, end to end."""
 
 import asyncio
+import json
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import jsonschema
 import openai
 import pytest
 from fastapi import FastAPI
@@ -22,6 +24,12 @@ from tests.serving import serve
 
 HELLO = [{"role": "user", "content": "Say hello in five words."}]
 GREEDY = {"temperature": 0, "max_tokens": 16}
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Tools in Hermes' format; chats without tools keep the checkpoint's own."""
+    return settings.model_copy(update={"tool_format": "hermes"})
 
 
 @pytest.fixture
@@ -116,3 +124,62 @@ async def test_the_real_engine_answers_the_unmodified_client(client, platform):
         await asyncio.sleep(0.1)
     else:
         pytest.fail("the engine goes on for a client that is gone")
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["kind", "tall"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+VERDICT = {"anyOf": [{"const": "yes"}, {"const": "no"}]}
+DAY = {"type": "string", "format": "date"}
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(300)
+async def test_the_real_engine_keeps_schemas_and_calls_tools(client):
+    (model,) = [model.id async for model in client.models.list()]
+    chat = client.chat.completions
+
+    async def ask(schema, **changes):
+        form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+        asked = {"model": model, "messages": HELLO, "max_tokens": 200, "response_format": form}
+        return await chat.create(**asked | changes)
+
+    answers = await asyncio.gather(
+        *(ask(schema, n=2, seed=seed) for seed, schema in enumerate((PERSON, VERDICT, DAY))),
+        ask(PERSON, temperature=0, logprobs=True, top_logprobs=2),
+    )
+    for answer, schema in zip(answers, (PERSON, VERDICT, DAY, PERSON), strict=True):
+        for choice in answer.choices:
+            assert choice.finish_reason == "stop"
+            jsonschema.validate(json.loads(choice.message.content), schema)
+    alone = [await ask(PERSON, n=2, seed=0) for _ in range(2)]  # the same batch: the same rounding
+    first, second = ([c.message.content for c in answer.choices] for answer in alone)
+    assert first == second
+
+    cut = await ask(PERSON, max_tokens=3)
+    assert cut.choices[0].finish_reason == "length"
+
+    function = {"name": "lookup", "parameters": PERSON}
+    called = await chat.create(
+        model=model,
+        messages=HELLO,
+        tools=[{"type": "function", "function": function}],
+        tool_choice="required",
+        max_tokens=200,
+        seed=3,
+    )
+    assert called.choices[0].finish_reason == "tool_calls"
+    (call,) = called.choices[0].message.tool_calls
+    jsonschema.validate(json.loads(call.function.arguments), PERSON)
+
+    for hostile in ({"type": "string", "pattern": "(.*a.{200}).*"}, {"pattern": "(("}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(hostile, temperature=1.9)
+        assert caught.value.code in ("schema_too_complex", "invalid_schema")

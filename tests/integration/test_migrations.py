@@ -1,5 +1,6 @@
 """The schema's history: up and down, on both databases, and equal to what the models say."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -174,3 +175,36 @@ def test_a_step_that_fails_leaves_nothing_behind(
     with pytest.raises(DBAPIError):
         migrate(empty_url)
     assert "half" not in objects(empty_url)
+
+
+def test_aliases_that_were_there_begin_their_history_with_what_they_are(empty_url: str) -> None:
+    migrate(empty_url, "0005_uploads")
+    day = "2026-03-14 12:00:00+00:00"
+    rows = [
+        "INSERT INTO tenants (id, name, status, salt, weight, created_at, updated_at) "
+        f"VALUES ('ten_1', 'acme', 'active', 's', 1, '{day}', '{day}')",
+        "INSERT INTO adapters (id, tenant_id, name, created_by, created_at) "
+        f"VALUES ('adp_1', 'ten_1', 'bot', 'usr_1', '{day}')",
+        "INSERT INTO adapter_versions (id, adapter_id, tenant_id, number, digest, state, "
+        "config_bytes, weights_bytes, created_by, created_at, updated_at) "
+        f"VALUES ('ver_7', 'adp_1', 'ten_1', 7, 'd', 'ready', 1, 1, 'usr_1', '{day}', '{day}')",
+        "INSERT INTO adapter_aliases (adapter_id, name, tenant_id, targets, by_hand, updated_by, "
+        "updated_at) VALUES ('adp_1', 'live', 'ten_1', "
+        f"""'[{{"version_id": "ver_7", "weight": 100}}]', true, 'usr_1', '{day}')""",
+    ]
+    with connect(empty_url).begin() as connection:
+        for row in rows:
+            connection.exec_driver_sql(row)
+    migrate(empty_url, "0006_delivery")
+    with connect(empty_url).connect() as connection:
+        revision_now = connection.execute(text("SELECT revision FROM adapter_aliases")).scalar()
+        kept = connection.execute(
+            text("SELECT name, revision, action, actor_id, targets FROM adapter_alias_changes")
+        ).one()
+    assert revision_now == 1
+    assert tuple(kept)[:4] == ("live", 1, "set", "usr_1")
+    targets = kept[4] if isinstance(kept[4], list) else json.loads(kept[4])
+    assert targets == [{"version_id": "ver_7", "version": 7, "weight": 100}]
+    migrate(empty_url, "0005_uploads")
+    with connect(empty_url).connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM adapter_aliases")).scalar() == 1

@@ -7,13 +7,15 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from app.adapters import resumable, sweeps
+from app.adapters import resumable, sweeps, upload_completion
 from app.adapters.tasks import clean
 from app.clock import FrozenClock
 from app.keys.service import NewKey
 from app.main import create_app
 from app.platform import Platform, open_platform
 from app.settings import Settings
+from app.tenants import deletion
+from app.tenants.service import find_tenant
 from engine.adapters.store import FolderStore
 from tests.adapter_files import good_adapter, tiny_description
 from tests.factories import bearer, make_key, make_tenant, make_user, sign_in
@@ -157,14 +159,14 @@ class TestAPartAgain:
         self, upload: PartedUpload, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         await upload.put_all()
-        assemble = resumable._assemble
+        assemble = upload_completion._assemble
 
         async def slowly(*given: object) -> str:
             sha256 = await assemble(*given)  # type: ignore[arg-type]
             await upload.put(1, bytes(PART_BYTES))
             return sha256
 
-        monkeypatch.setattr(resumable, "_assemble", slowly)
+        monkeypatch.setattr(upload_completion, "_assemble", slowly)
         assert error_of(await upload.complete()) == (409, "upload_changed", "id")
         assert list(bench.resources.store.refs()) == []
         monkeypatch.undo()
@@ -443,6 +445,25 @@ class TestExpiry:
         assert parts_stored(bench) == 0
         assert (await upload.get()).status_code == 404
 
+    async def test_a_deleted_tenant_leaves_none(
+        self, upload: PartedUpload, bench: Bench, platform: Platform
+    ) -> None:
+        await upload.put(1)
+        tenant_id = upload.key.row.tenant_id or ""
+        async with platform.db.transaction() as session:
+            tenant = await find_tenant(session, tenant_id)
+            await deletion.begin(
+                session,
+                tenant_id,
+                confirm=tenant.name,
+                now=platform.clock.now(),
+                actor="tests",
+            )
+        assert parts_stored(bench) == 1
+        await deletion.carry_on(bench.resources, tenant_id)
+        assert parts_stored(bench) == 0
+        assert await sweeps.sweep_uploads(bench.resources) == 0
+
 
 class TestForeigners:
     @pytest.mark.parametrize(
@@ -478,8 +499,6 @@ class TestForeigners:
     async def test_a_key_beyond_its_scope_sees_none_either(
         self, upload: PartedUpload, client: httpx.AsyncClient, platform: Platform
     ) -> None:
-        from app.tenants.service import find_tenant
-
         async with platform.db.reading() as session:
             tenant = await find_tenant(session, upload.key.row.tenant_id or "")
         scoped = await make_key(platform, tenant, adapters=["another"])

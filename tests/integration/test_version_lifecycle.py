@@ -152,6 +152,21 @@ class TestArchiving:
         assert [item["disk"] for item in receipt.json()["items"]] == ["erased"]
 
 
+async def test_a_call_straight_after_the_ready_event_is_answered(
+    client: httpx.AsyncClient, key: NewKey, bench: Bench, platform: Platform, tenant: Tenant
+) -> None:
+    await post_upload(client, key, good_adapter(BASE), "a")
+
+    async def call_when_told() -> str:
+        events = await client.get("/v1/adapters/a/versions/1/events", headers=bearer(key))
+        assert "event: done" in events.text
+        return await called(platform, tenant)
+
+    told = asyncio.create_task(call_when_told())
+    assert await bench.work() == ["ready"]
+    assert await told == "ok"
+
+
 class TestAnotherBaseModel:
     async def test_what_depends_on_the_old_one_is_refused_by_name_until_it_is_validated_again(
         self,

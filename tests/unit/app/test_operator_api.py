@@ -1,5 +1,6 @@
 """/admin/v1: tenants, keys, users and audit, by an operator's key or console session."""
 
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -42,6 +43,21 @@ class TestTenants:
         changed = await operator.patch(path, json={"ttft_ms": None, "budget_percentile": None})
         assert (changed.json()["ttft_ms"], changed.json()["budget_percentile"]) == (None, None)
         assert changed.json()["tpot_ms"] == 60.5
+
+    async def test_show_when_any_of_their_keys_was_last_used(
+        self, operator: httpx.AsyncClient, platform: Platform
+    ) -> None:
+        busy, idle = await make_tenant(platform), await make_tenant(platform)
+        key = await make_key(platform, busy)
+        assert (await operator.get("/v1/limits", headers=bearer(key))).status_code == 200
+        await platform.last_used.flush()
+        now = platform.clock.now()
+        listed = (await operator.get("/admin/v1/tenants")).json()["data"]
+        used = {tenant["id"]: tenant["last_used_at"] for tenant in listed}
+        assert datetime.fromisoformat(used[busy.id]) == now
+        assert used[idle.id] is None
+        one = (await operator.get(f"/admin/v1/tenants/{busy.id}")).json()
+        assert one["last_used_at"] == used[busy.id]
 
     async def test_have_names_of_their_own(self, operator: httpx.AsyncClient) -> None:
         await operator.post("/admin/v1/tenants", json={"name": "acme"})

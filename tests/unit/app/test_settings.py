@@ -79,6 +79,11 @@ class TestUnsafeCombinationsAreRefused:
     def test_a_public_url_with_a_path(self) -> None:
         assert "origin alone" in refused(public_url="https://x.org/loramux")
 
+    def test_webhooks_to_loopback_are_for_a_machine_of_ones_own(self) -> None:
+        assert Settings(webhook_allow_loopback=True).webhook_allow_loopback
+        sentence = refused(webhook_allow_loopback=True, public_url="https://x.org")
+        assert "LORAMUX_WEBHOOK_ALLOW_LOOPBACK" in sentence
+
     @pytest.mark.parametrize("network", ["0.0.0.0/0", "::/0"])
     def test_proxies_that_are_everyone(self, network: str) -> None:
         assert "trusts every address" in refused(trusted_proxies=network)

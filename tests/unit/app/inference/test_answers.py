@@ -53,6 +53,16 @@ class TestChat:
         assert (row.status, row.finish_reasons, row.streamed) == ("completed", ["stop"], False)
         assert row.model == "support@v1"
 
+    @pytest.mark.parametrize(
+        ("model", "alias"), [("support", "live"), ("support@live", "live"), ("support@v1", None)]
+    )
+    async def test_the_ledger_knows_which_alias_led_to_the_version(
+        self, api, platform, model, alias
+    ):
+        response = await api.post("/v1/chat/completions", json={**HELLO, "model": model})
+        row = await ledger_row(platform, response.headers["x-request-id"])
+        assert (row.model, row.alias) == ("support@v1", alias)
+
     async def test_choices_are_answered_side_by_side(self, api, platform):
         response = await api.post("/v1/chat/completions", json={**HELLO, "n": 3, "max_tokens": 4})
         choices = response.json()["choices"]
@@ -201,7 +211,7 @@ class TestLatencyBudget:
     async def test_the_percentile_and_the_time_already_gone_travel_with_the_call(
         self, api, engine, platform, monkeypatch
     ):
-        def tokenize_slowly(self: ByteCodec, messages: object) -> list[int]:
+        def tokenize_slowly(self: ByteCodec, messages: object, tools: object) -> list[int]:
             platform.clock.advance(seconds=0.25)
             return [104, 105]
 

@@ -11,6 +11,7 @@ from app.usage import repository
 from engine.errors import (
     AdapterCorrupt,
     AdapterMissing,
+    AdapterRefused,
     EngineError,
     EngineUnavailable,
     NotStarted,
@@ -40,6 +41,7 @@ class TestEngineRefusals:
             (EngineUnavailable("bye", code="draining"), 503, "draining"),
             (NotStarted("bye", code="draining"), 503, "draining"),
             (AdapterMissing("no file"), 503, "adapter_missing"),
+            (AdapterRefused("away", code="store_unavailable"), 503, "store_unavailable"),
             (AdapterCorrupt("bad hash"), 503, "adapter_corrupt"),
             (EngineError("odd", code="odd"), 500, "odd"),
         ],

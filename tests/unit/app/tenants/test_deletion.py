@@ -348,6 +348,27 @@ class TestErasing:
         assert receipt["uploads_dropped"] == 1
         assert list(bench.resources.store.uploads_with_parts()) == []
 
+    async def test_takes_what_a_transaction_that_began_before_it_has_added(
+        self,
+        client: httpx.AsyncClient,
+        platform: Platform,
+        operator: dict[str, str],
+        acme: Tenant,
+        bench: Bench,
+        clock: FrozenClock,
+    ) -> None:
+        await delete(client, operator, acme)
+        late = await make_key(platform, acme)  # `acme` was read before, and still looks alive
+        user = await make_user(platform, acme)
+        refused = await client.get("/v1/models", headers=bearer(late))
+        assert refused.json()["error"]["code"] == "tenant_suspended"
+        clock.advance(seconds=10)
+        await deletion.sweep(bench.resources)
+        shown = await client.get(f"/admin/v1/keys/{late.row.id}", headers=operator)
+        assert shown.json()["state"] == "revoked"
+        gone = await client.get(f"/admin/v1/users/{user.id}", headers=operator)
+        assert gone.status_code == 404
+
 
 class TestWhatStays:
     async def test_is_said_and_is_there(
