@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from engine.policy import OUTPUT_COST, Policy
 
+YOUNG_BACKLOG_MS = 200.0
+
 
 @dataclass(slots=True)
 class Work:
@@ -19,6 +21,8 @@ class _Tenant:
     requests: int = 0
     tokens: int = 0
     hurried: int = 0  # of the requests, those with a budget for their first token
+    since_ms: float = 0.0  # when its backlog began
+    started_tokens: int = 0  # of its requests that have started since
 
 
 class Backlogs:
@@ -39,8 +43,8 @@ class Backlogs:
         found = self._tenants.get(tenant)
         return 0 if found is None else found.requests
 
-    def add(self, tenant: str, weight: float, tokens: int, *, hurried: bool) -> None:
-        found = self._tenants.setdefault(tenant, _Tenant(weight))
+    def add(self, tenant: str, weight: float, tokens: int, now_ms: float, *, hurried: bool) -> None:
+        found = self._tenants.setdefault(tenant, _Tenant(weight, since_ms=now_ms))
         found.weight = weight
         found.requests += 1
         found.tokens += tokens
@@ -48,9 +52,10 @@ class Backlogs:
         self._requests += 1
         self._tokens += tokens
 
-    def take(self, tenant: str, tokens: int, *, hurried: bool) -> None:
-        """One of the tenant's requests has started or left."""
+    def take(self, tenant: str, tokens: int, *, hurried: bool, started: bool) -> None:
+        """One of the tenant's requests has started, or left."""
         found = self._tenants[tenant]
+        found.started_tokens += tokens if started else 0
         found.requests -= 1
         found.tokens -= tokens
         found.hurried -= hurried
@@ -58,6 +63,19 @@ class Backlogs:
         self._tokens -= tokens
         if not found.requests:
             del self._tenants[tenant]
+
+    def own_turn_ms(self, tenant: str, tokens: int, now_ms: float, token_ms: float) -> float:
+        """How long the tenant's own backlog and `tokens` more take at the rate it is served at.
+
+        What others send meanwhile, and are served first for, shows in that rate and nowhere else.
+        `token_ms`: a prompt token's time by the model, believed while the backlog is young.
+        """
+        found = self._tenants.get(tenant)
+        if found is None:
+            return 0.0
+        backlogged_ms = now_ms - found.since_ms + YOUNG_BACKLOG_MS
+        started = found.started_tokens + YOUNG_BACKLOG_MS / max(token_ms, 1e-6)
+        return (found.tokens + tokens) * backlogged_ms / started
 
     def everything(self) -> Work:
         return Work(self._requests, self._tokens)

@@ -52,6 +52,7 @@ class Standing:
     chunk: int  # prompt tokens that a step takes beside them
     answer_tokens: float
     adapter_ms: float  # until its adapter is usable
+    own_turn_ms: float = 0.0  # until its tenant's backlog is worked off as fast as it is now
 
 
 def first_token_ms(standing: Standing, times: StepTimes) -> float:
@@ -61,7 +62,8 @@ def first_token_ms(standing: Standing, times: StepTimes) -> float:
     waited_for = max(0.0, standing.ahead.requests + 1.0 - standing.free_places)
     tokens = standing.ahead.tokens + standing.prefilling_tokens
     place_ms = waited_for * _place_ms(standing, times) if waited_for else 0.0
-    before_ms = max(standing.adapter_ms, place_ms + tokens * _prompt_token_ms(standing, times))
+    work_ms = place_ms + tokens * _prompt_token_ms(standing, times)
+    before_ms = max(standing.adapter_ms, standing.own_turn_ms, work_ms)
     own_steps = math.ceil(standing.own_tokens / max(1, standing.chunk))
     count = math.ceil(standing.own_tokens / own_steps)
     middle = standing.own_tokens // 2  # a chunk of the prompt's middle attends to half of it

@@ -129,7 +129,8 @@ class Scheduler:
         if self._calls_of[call.tenant] == 1:
             self._policy.activate(call.tenant)
         hurried = call.request.budget.ttft_ms is not None
-        self._backlogs.add(call.tenant, call.weight, len(call.request.prompt), hurried=hurried)
+        prompt = len(call.request.prompt)
+        self._backlogs.add(call.tenant, call.weight, prompt, now_ms, hurried=hurried)
         sequence.state = SequenceState.LOADING
         if usable:
             self.make_ready(sequence, now_ms)
@@ -174,7 +175,8 @@ class Scheduler:
 
     def _no_longer_waits(self, call: Call) -> None:
         hurried = call.request.budget.ttft_ms is not None
-        self._backlogs.take(call.tenant, len(call.request.prompt), hurried=hurried)
+        prompt, started = len(call.request.prompt), call.admitted_ms is not None
+        self._backlogs.take(call.tenant, prompt, hurried=hurried, started=started)
 
     # ------------------------------------------------------------------ the plan
 
@@ -596,13 +598,16 @@ class Scheduler:
             everything.adapter_bytes + firm.adapter_bytes,
         )
         adapter = call.request.adapter
+        chunk = self._usual_chunk(decodes, demand.commitments)
+        token_ms = self._times.mean_ms(decodes.with_chunk(0, chunk)) / chunk
         return Standing(
             ahead=ahead,
             prefilling_tokens=sum(s.pending for s in self._running.values() if s.pending > 1),
             own_tokens=prompt,
             free_places=max(0, free),
             decodes=decodes,
-            chunk=self._usual_chunk(decodes, demand.commitments),
+            chunk=chunk,
+            own_turn_ms=self._backlogs.own_turn_ms(call.tenant, prompt, now_ms, token_ms),
             answer_tokens=answer_tokens,
             adapter_ms=0.0 if adapter is None else self._pool.expected_ms(adapter, now_ms),
         )

@@ -62,7 +62,7 @@ class TestWhatComesBefore:
             policy.activate(tenant)
         backlogs = Backlogs(policy)
         for _ in range(100):
-            backlogs.add("flood", 1.0, 100, hurried=True)
+            backlogs.add("flood", 1.0, 100, 0.0, hurried=True)
         return backlogs
 
     def test_of_a_flood_only_its_fair_share(self) -> None:
@@ -80,13 +80,23 @@ class TestWhatComesBefore:
     def test_those_without_a_budget_are_passed_as_far_as_the_lead_goes(self) -> None:
         backlogs = self.backlogs(LatencyBudgets(lead=1000.0))
         for _ in range(100):
-            backlogs.add("patient", 1.0, 100, hurried=False)
+            backlogs.add("patient", 1.0, 100, 0.0, hurried=False)
         assert backlogs.before("modest", 1.0, 100, 0.0).requests == pytest.approx(1.0)
+
+    def test_a_tenant_that_is_hardly_served_waits_as_long_as_that_takes(self) -> None:
+        backlogs = self.backlogs(VirtualTokenCounter())
+        for _ in range(10):
+            backlogs.take("flood", 100, hurried=True, started=True)
+        # 1000 tokens in 5 s; 9100 are before the newcomer's last
+        own_ms = backlogs.own_turn_ms("flood", 100, 5_000.0, token_ms=1.0)
+        assert own_ms == pytest.approx(9_100 / (1_000 / 5_000.0), rel=0.2)
+        assert backlogs.own_turn_ms("flood", 100, 0.0, token_ms=1.0) < 9_100 * 1.1
+        assert backlogs.own_turn_ms("modest", 100, 5_000.0, token_ms=1.0) == 0.0
 
     def test_what_has_left_counts_no_more(self) -> None:
         backlogs = self.backlogs(VirtualTokenCounter())
         for _ in range(100):
-            backlogs.take("flood", 100, hurried=True)
+            backlogs.take("flood", 100, hurried=True, started=True)
         assert backlogs.requests == 0
         assert backlogs.everything() == Work(0, 0)
 
