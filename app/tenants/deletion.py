@@ -193,6 +193,7 @@ async def _close_if_done(resources: Resources, tenant_id: str) -> None:
             return
         # what a transaction that had read the tenant before the deletion has added since
         await keys.revoke_all(session, tenant_id, now)
+        await webhooks.erase_tenant(session, tenant_id)
         await users.delete_of_tenant(session, tenant_id)
         tenant.name = tenant.id  # frees the name; no name has an underscore
         tenant.erased_at = tenant.updated_at = now
