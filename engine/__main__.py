@@ -64,7 +64,7 @@ def load_core(
     device = f"{description.backend} {processor()} {config.threads or os.cpu_count()} threads"
     kept = StepTimeFile(config.data_dir / "step-times", description.base_digest, device)
     known = kept.load()
-    core = EngineCore(config, executor, loader, clock, known, grammars)
+    core = EngineCore(config, executor, loader, clock, known, grammars=grammars)
     if known is None and config.calibration_ms > 0:
         calibrate(core, clock, config.calibration_ms)
         kept.save(core.step_times)

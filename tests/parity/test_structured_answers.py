@@ -36,7 +36,7 @@ class Engine:
         grammars = byte_grammars()
         executor = CpuExecutor(config, grammars=grammars)
         clock = SimulatedClock()
-        self.core = EngineCore(config, executor, FakeLoader(clock), clock, grammars)
+        self.core = EngineCore(config, executor, FakeLoader(clock), clock, grammars=grammars)
         self._asked = 0
 
     def ask(self, schema: object | None, **values: object) -> str:
