@@ -14,7 +14,7 @@ from engine.kernels.lora import Lora
 from engine.kernels.metadata import LayerGroups, LoraBatch, SliceGroup, layer_groups
 from engine.model.attention import AttentionBatch
 from engine.model.kv_cache import KvCache
-from engine.model.linear import Linear, PathChoice
+from engine.model.linear import EXACT, Linear, PathChoice
 from engine.model.loader import Checkpoint
 from engine.model.norm import rms_norm
 from engine.model.rope import Rope, RopeAngles, rotate
@@ -52,7 +52,7 @@ class Llama:
         self._embedding = checkpoint.weight("model.embed_tokens.weight")
         self._norm = _vector(checkpoint, "model.norm.weight")
         head = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
-        self._head = Linear([checkpoint.weight(head)], choice)
+        self._head = Linear([checkpoint.weight(head)], EXACT)
         self._blocks = [
             _Block(checkpoint, layer, choice, layer_groups(modules, layer))
             for layer in range(config.layers)

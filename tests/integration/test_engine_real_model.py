@@ -16,6 +16,12 @@ pytestmark = [pytest.mark.wide, pytest.mark.timeout(600)]
 START_S = 240.0
 
 
+@pytest.fixture(autouse=True)
+def one_way_of_rounding(settings, monkeypatch):
+    """The answer is then the same on every CPU."""
+    monkeypatch.setenv("LORAMUX_ENGINE_BATCH_INVARIANT", "true")
+
+
 @asynccontextmanager
 async def engine_of(settings):
     process = await asyncio.to_thread(
