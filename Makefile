@@ -27,7 +27,8 @@ run: setup  ## console and API on http://127.0.0.1:8000 (PORT=… to change) wit
 
 # Two at a time where a test brings what it needs; alone where torch or the whole platform wants
 # the cores.
-WHOLE := $(addprefix tests/integration/test_,cli.py compose.py whole_platform.py)
+WHOLE := $(addprefix tests/integration/test_,cli.py compose.py whole_platform.py \
+	hostile_platform.py s3_platform.py several_engines.py two_apis.py)
 TOGETHER := tests/unit tests/contract tests/security tests/integration
 ALONE := tests/kernels tests/parity tests/browser $(WHOLE)
 SIDE_BY_SIDE := -n 2 --dist loadfile $(WHOLE:%=--ignore %)

@@ -1,6 +1,6 @@
 """Hostile files sent to a whole running platform, while another tenant goes on asking.
 
-Every second kind: all of them together meet an engine in `test_stored_adapters_under_load`, and the
+Every ninth kind: all of them together meet an engine in `test_stored_adapters_under_load`, and the
 checks one by one in `test_hostile_bounds`.
 """
 
@@ -23,12 +23,12 @@ from tests.adapter_files import HOSTILE, HostileCase
 from tests.live import EXAMPLES, LivePlatform, free_port
 from tests.validation_bench import CONTENT_TYPE, upload_body
 
-pytestmark = [pytest.mark.wide, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.wide, pytest.mark.timeout(400)]
 
-KINDS = HOSTILE[::2]
+KINDS = HOSTILE[::9]
 AT_THE_DOOR = {"missing_part", "empty_part", "unknown_part", "pickle_file", "config_too_large"}
 """Codes of files that are refused while they arrive."""
-VERDICT_WITHIN_S = 1000.0
+VERDICT_WITHIN_S = 300.0
 """For all of them together: one worker checks one at a time."""
 MORE_MEMORY_BYTES = 300 << 20
 """What api and engine together may hold more at the end than before."""
