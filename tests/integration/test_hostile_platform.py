@@ -1,7 +1,7 @@
 """Hostile files sent to a whole running platform, while another tenant goes on asking.
 
-Every ninth kind, or every n-th with LORAMUX_TEST_HOSTILE_STEP=n: all together meet an engine in `test_stored_adapters_under_load`, and the
-checks one by one in `test_hostile_bounds`.
+Every ninth kind, or every n-th with LORAMUX_TEST_HOSTILE_STEP=n: all of them together meet an
+engine in `test_stored_adapters_under_load`, and the checks one by one in `test_hostile_bounds`.
 """
 
 import os
