@@ -1,12 +1,13 @@
 """The database: one async engine, and the unit of work. Nothing outside this file commits."""
 
+import asyncio
 import importlib
 import pkgutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import JSON, DateTime, MetaData, create_engine, event, inspect, text
 from sqlalchemy.dialects.postgresql import JSONB
@@ -24,11 +25,27 @@ from sqlalchemy.types import TypeDecorator
 if TYPE_CHECKING:
     from alembic.config import Config
 
+T = TypeVar("T")
 SQLITE_BUSY_MS = 10_000
+LAST_WORD_S = 10.0
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 """A JSON column; None is SQL's NULL."""
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Database work of a background task that may be cancelled: it ends first, within LAST_WORD_S.
+
+    A statement that is cut off spoils its connection, and closing a spoilt one of SQLite's driver
+    can wait for ever.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=LAST_WORD_S)
+        raise
 
 
 class UtcDateTime(TypeDecorator[datetime]):

@@ -16,6 +16,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from app import api_docs, error_handlers, health, parts
 from app.console.render import error_page
 from app.crypto import SecretError
+from app.db import to_its_end
 from app.draining import DrainGate
 from app.idempotency import service as idempotency
 from app.keys.last_used import FLUSH_EVERY_S
@@ -148,7 +149,7 @@ async def _write_last_used(platform: Platform) -> None:
     while True:
         await asyncio.sleep(FLUSH_EVERY_S)
         try:
-            await platform.last_used.flush()
+            await to_its_end(platform.last_used.flush())
         except (SQLAlchemyError, OSError) as error:
             _log.warning("last_used_not_written", error=type(error).__name__)
 
@@ -164,12 +165,16 @@ async def _sweep(platform: Platform) -> None:
     while True:
         await asyncio.sleep(SWEEP_EVERY_S)
         try:
-            async with platform.db.transaction() as session:
-                now = platform.clock.now()
-                await sessions.sweep(session, settings=platform.settings, now=now)
-                await idempotency.sweep(session, now)
+            await to_its_end(_sweep_once(platform))
         except (SQLAlchemyError, OSError) as error:
             _log.warning("not_swept", error=type(error).__name__)
+
+
+async def _sweep_once(platform: Platform) -> None:
+    async with platform.db.transaction() as session:
+        now = platform.clock.now()
+        await sessions.sweep(session, settings=platform.settings, now=now)
+        await idempotency.sweep(session, now)
 
 
 async def _read_secrets(platform: Platform) -> None:

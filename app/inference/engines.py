@@ -123,7 +123,6 @@ class EngineRouter:
         self._wishes = wishes
         self._wake = asyncio.Event()
         self._one_reading = asyncio.Lock()
-        self._reading: asyncio.Future[Mapping[str, bool]] | None = None
         self._codecs: dict[str, TextCodec] = {}  # by tokenizer digest, the default one first
         self._codec_problem = "the tokenizer is being read"
         self._watcher: asyncio.Task[None] | None = None
@@ -138,8 +137,6 @@ class EngineRouter:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
             self._watcher = None
-        if self._reading is not None:
-            await asyncio.wait({self._reading}, timeout=ASK_TIMEOUT_S)
         for engine in self._engines.values():
             await engine.client.close()
 
@@ -273,8 +270,7 @@ class EngineRouter:
         if self._wishes is None:
             return
         try:
-            self._reading = asyncio.ensure_future(self._wishes(self.all))
-            wishes = await asyncio.shield(self._reading)  # a cut-off statement spoils a connection
+            wishes = await self._wishes(self.all)
         except (SQLAlchemyError, OSError) as error:
             log.info("wishes_not_read", error=type(error).__name__)
             return

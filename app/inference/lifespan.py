@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 
 from app.adapters.base_models import remember
+from app.db import to_its_end
 from app.engines import service as engine_registry
 from app.inference.engines import Engine, EngineLink, EngineRouter
 from app.limits.open import open_limits
@@ -59,10 +60,11 @@ def open_router(platform: Platform) -> EngineRouter:
     settings = platform.settings
 
     async def note(description: ModelDescription) -> None:
-        await remember(platform.db, description, platform.clock.now())
+        await to_its_end(remember(platform.db, description, platform.clock.now()))
 
     async def wishes(engines: Sequence[Engine]) -> dict[str, bool]:
-        return await engine_registry.wishes(platform.db, engines, platform.clock.now())
+        now = platform.clock.now()
+        return await to_its_end(engine_registry.wishes(platform.db, engines, now))
 
     return EngineRouter(
         settings.engines,
@@ -123,8 +125,8 @@ async def _tick(platform: Platform) -> None:
     while True:
         await asyncio.sleep(TICK_S)
         try:
-            await platform.ledger.tick()
+            await to_its_end(platform.ledger.tick())
             await platform.limits.renew_seats()
-            await end_calls_of_deleted(platform)
+            await to_its_end(end_calls_of_deleted(platform))
         except Exception as error:  # noqa: BLE001 - leases must be renewed whatever happened once
             log.warning("tick_failed", error=type(error).__name__)

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy import select, text
 from sqlalchemy.exc import StatementError
 
-from app.db import Database, after_commit
+from app.db import Database, after_commit, to_its_end
 from app.deps import Session
 from app.errors import Conflict
 from app.main import create_app
@@ -172,3 +172,19 @@ def test_a_sqlite_file_gets_a_folder_of_its_owners(tmp_path: object) -> None:
     folder = Path(str(tmp_path)) / "new"
     Database(f"sqlite+aiosqlite:///{folder}/x.db")
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+async def test_work_that_is_cancelled_ends_first() -> None:
+    begun, ended = asyncio.Event(), []
+
+    async def work() -> None:
+        begun.set()
+        await asyncio.sleep(0.05)
+        ended.append("whole")
+
+    task = asyncio.create_task(to_its_end(work()))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == ["whole"]
