@@ -247,8 +247,10 @@ class EngineRouter:
             if await self._read_codecs():
                 break
             await asyncio.sleep(POLL_S)
-        polls = [self._poll(engine) for engine in self._engines.values()]
-        await asyncio.gather(self._watch_wishes(), *polls)
+        async with asyncio.TaskGroup() as watching:  # ends once all of them have
+            watching.create_task(self._watch_wishes())
+            for engine in self._engines.values():
+                watching.create_task(self._poll(engine))
 
     async def _watch_wishes(self) -> None:
         while True:
