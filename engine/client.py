@@ -313,16 +313,22 @@ class EngineClient:
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            if self._welcome is not None:
-                with contextlib.suppress(zmq.ZMQError):
-                    zmq.Socket.shadow(dealer.underlying).send_multipart(
-                        wire.encode(wire.Bye()), zmq.NOBLOCK
-                    )
-            dealer.disable_monitor()
-            dealer.close()
+            try:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # also when `close` cancels while a loss is being cleared away
+                self._hang_up(dealer, monitor)
+
+    def _hang_up(self, dealer: "zmq.asyncio.Socket", monitor: "zmq.asyncio.Socket") -> None:
+        if self._welcome is not None:
+            with contextlib.suppress(zmq.ZMQError):
+                zmq.Socket.shadow(dealer.underlying).send_multipart(
+                    wire.encode(wire.Bye()), zmq.NOBLOCK
+                )
+        dealer.disable_monitor()
+        monitor.close(linger=0)
+        dealer.close()
 
     async def _send_loop(self, dealer: "zmq.asyncio.Socket") -> None:
         self._outgoing = asyncio.Queue()
