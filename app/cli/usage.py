@@ -22,7 +22,7 @@ GROUPS = {"key": "key_id", "adapter": "adapter_id", "model": "model"}
 
 
 def usage(
-    bucket: Annotated[str, typer.Option(help="minute, hour, day or month.")] = "day",
+    bucket: Annotated[str, typer.Option(help="minute, hour, day, month or all.")] = "day",
     group_by: Annotated[
         str, typer.Option(help="Any of key, adapter, model; several by commas.")
     ] = "",

@@ -14,7 +14,7 @@ from app.deps import PlatformDep
 from app.usage.latency import NEWEST, standing
 from app.usage.report import report
 from app.usage.schemas import UsageBucket
-from app.usage.spans import EPOCH, Bucket
+from app.usage.spans import EPOCH, Bucket, month_starts
 
 router = APIRouter(prefix="/console/overview", include_in_schema=False)
 
@@ -34,10 +34,7 @@ STEPS = {
 def _starts(start: datetime, end: datetime, bucket: Bucket) -> Iterator[tuple[datetime, str]]:
     """Beginning and label of every bucket of the span."""
     if bucket == "month":
-        at = start.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        while at <= end:
-            yield at, at.strftime("%b %Y")
-            at = (at + timedelta(days=32)).replace(day=1)
+        yield from ((at, at.strftime("%b %Y")) for at in month_starts(start, end))
         return
     step, form = STEPS[bucket]
     at = EPOCH + (start - EPOCH) // step * step

@@ -1,6 +1,5 @@
 """Usage by key, adapter or model: a chart, a table and CSV, all from the same report."""
 
-from collections import defaultdict
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Literal
@@ -18,7 +17,7 @@ from app.console.render import render
 from app.deps import PlatformDep
 from app.keys import service as keys
 from app.usage.csv_export import report_csv
-from app.usage.report import report
+from app.usage.report import MAX_LINES, report
 from app.usage.schemas import UsageBucket
 from app.usage.spans import Bucket
 
@@ -33,7 +32,6 @@ SPANS: dict[Span, tuple[str, timedelta, Bucket]] = {
 }
 GROUPS: dict[By, str] = {"adapter": "Adapter", "key": "Key", "model": "Model"}
 NONE = {"adapter": "the base model", "key": "the console's playground", "model": "no model"}
-MOST_NAMED = 500
 SpanQuery = Annotated[Span, Query()]
 ByQuery = Annotated[By, Query()]
 
@@ -74,11 +72,11 @@ async def usage_page(
     now = platform.clock.now()
     start = now - length
     async with platform.db.reading() as session:
-        usage = await report(
-            session, caller.tenant_id, now=now, start=start, bucket=bucket, group_by=by
+        over_time = await report(session, caller.tenant_id, now=now, start=start, bucket=bucket)
+        by_group = await report(
+            session, caller.tenant_id, now=now, start=start, bucket="all", group_by=by
         )
         names = await _names(session, caller, by)
-    lines = _lines(usage.data, by, names)
     return render(
         request,
         "usage.html",
@@ -87,10 +85,10 @@ async def usage_page(
         span_title=title,
         by=by,
         groups=GROUPS,
-        lines=lines,
-        total=_total(lines),
-        more=usage.has_more,
-        chart=tokens_chart(usage.data, start, now, bucket),
+        lines=_lines(by_group.data, by, names),
+        total=_total(over_time.data),
+        more=by_group.has_more,
+        chart=tokens_chart(over_time.data, start, now, bucket),
     )
 
 
@@ -114,30 +112,27 @@ async def export(
 async def _names(session: AsyncSession, caller: Caller, by: By) -> dict[str, str]:
     """What people call the ids that the ledger keeps."""
     if by == "key":
-        rows = await keys.list_keys(session, tenant_id=caller.tenant_id, limit=MOST_NAMED)
+        rows = await keys.list_keys(session, tenant_id=caller.tenant_id, limit=MAX_LINES)
         return {row.id: row.name or f"lmx_{row.public_id}" for row in rows}
     if by == "adapter":
-        listed = await adapters.list_adapters(session, caller, after=None, limit=MOST_NAMED)
+        listed = await adapters.list_adapters(session, caller, after=None, limit=MAX_LINES)
         return {adapter.id: adapter.name for adapter in listed.data}
     return {}
 
 
 def _lines(rows: list[UsageBucket], by: By, names: dict[str, str]) -> list[Line]:
     """The most tokens first."""
-    sums: dict[str, Line] = defaultdict(lambda: Line(""))
+    lines = []
     for row in rows:
-        sums[row.group or ""].add(row)
-    for group, line in sums.items():
-        line.name = names.get(group, group) or NONE[by]
-    return sorted(sums.values(), key=lambda line: -line.tokens)
+        group = row.group or ""
+        line = Line(names.get(group, group) or NONE[by])
+        line.add(row)
+        lines.append(line)
+    return sorted(lines, key=lambda line: -line.tokens)
 
 
-def _total(lines: list[Line]) -> Line:
+def _total(rows: list[UsageBucket]) -> Line:
     total = Line("All")
-    for line in lines:
-        total.requests += line.requests
-        total.failed += line.failed
-        total.prompt_tokens += line.prompt_tokens
-        total.completion_tokens += line.completion_tokens
-        total.engine_ms += line.engine_ms
+    for row in rows:
+        total.add(row)
     return total

@@ -18,12 +18,14 @@ LONGEST: dict[Bucket, timedelta] = {
     "hour": timedelta(days=31),
     "day": timedelta(days=366),
     "month": timedelta(days=5 * 366),
+    "all": timedelta(days=5 * 366),
 }
 DEFAULT_SPAN: dict[Bucket, timedelta] = {
     "minute": timedelta(hours=1),
     "hour": timedelta(days=30),
     "day": timedelta(days=30),
     "month": timedelta(days=365),
+    "all": timedelta(days=30),
 }
 SLACK = timedelta(days=1)
 """A whole number of days up to now may be asked for at any time of day."""

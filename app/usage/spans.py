@@ -12,7 +12,8 @@ HOURS_A_DAY = 24
 HOUR_S = 3600
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-Bucket = Literal["minute", "hour", "day", "month"]
+Bucket = Literal["minute", "hour", "day", "month", "all"]
+"""`all` is one bucket, the whole span."""
 Source = Literal["daily", "hourly", "ledger"]
 
 

@@ -173,6 +173,8 @@ async def sums(session: AsyncSession, query: SumsQuery) -> list[UsageSum]:
 
 def _bucket(query: SumsQuery, at: ColumnElement[int]) -> ColumnElement[int]:
     """The bucket that a line's hour (or minute) belongs to."""
+    if query.bucket == "all":
+        return literal(hour_number(query.start))
     if query.bucket == "day":
         return at - at % HOURS_A_DAY
     if query.bucket == "month":

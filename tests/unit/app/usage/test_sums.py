@@ -78,7 +78,7 @@ async def ledger_totals(platform, tenant_id="ten_1"):
 class TestReport:
     async def test_every_grouping_and_bucket_sums_to_the_ledger(self, busy):
         expected = await ledger_totals(busy)
-        for bucket in ("month", "day", "hour"):
+        for bucket in ("all", "month", "day", "hour"):
             for group_by in ((), ("key",), ("adapter",), ("model",), ("key", "adapter", "model")):
                 grouped = await reported(busy, group_by=group_by, bucket=bucket)
                 assert totals(grouped.data) == expected, (bucket, group_by)

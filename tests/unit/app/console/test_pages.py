@@ -1,7 +1,9 @@
-"""The audit page: one's own tenant's events, and cells that are no formulas."""
+"""Pages of the console: whose figures and events they show, and cells that are no formulas."""
 
 import csv
 import io
+from datetime import timedelta
+from itertools import product
 
 import httpx
 import pytest
@@ -9,6 +11,10 @@ import pytest
 from app.audit import service
 from app.platform import Platform
 from app.tenants.models import Tenant
+from app.usage import sums_repository
+from app.usage.entries import FinalEntry, hour_of
+from app.usage.report import MAX_LINES
+from app.usage.repository import Closed
 from tests.factories import make_tenant, make_user, sign_in
 
 
@@ -85,3 +91,24 @@ async def test_every_tenant_page_shows_itself_to_a_viewer(
         answer = await client.get(f"/console/{path}")
         assert answer.status_code == 200, path
     assert (await client.get("/console/overview?span=1y")).status_code == 400
+
+
+async def test_the_usage_page_counts_every_day_of_every_adapter(
+    platform: Platform, client: httpx.AsyncClient
+) -> None:
+    """More lines a day and adapter than one report has: nothing is left out of the sums."""
+    tenant, now = await make_tenant(platform), platform.clock.now()
+    closed = []
+    for adapter, day in product(range(40), range(29)):
+        at = now - timedelta(days=day)
+        row = Closed(tenant.id, None, f"adp_{adapter}", "bot@v1", 0, at, hour_of(at))
+        entry = FinalEntry("req", "ipc://a", "completed", 5, 0, 2, 0, ["stop"], at)
+        closed.append((row, entry))
+    assert len(closed) > MAX_LINES
+    async with platform.db.transaction() as session:
+        await sums_repository.add_closed(session, closed)
+    await enter(platform, client, tenant, role="tenant_viewer")
+    page = (await client.get("/console/usage?span=30d&by=adapter")).text
+    assert page.count(f">{29 * 5}<") == 40  # prompt tokens of each adapter
+    assert f">{40 * 29 * 5:,}<" in page
+    assert f">{40 * 29 * 2:,}<" in page
