@@ -9,7 +9,7 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
@@ -46,6 +46,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(AppError, _app_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(DataError, _unstorable)
     for unreachable in (OperationalError, InterfaceError, PoolTimeout):
         app.add_exception_handler(unreachable, _database_error)
 
@@ -79,6 +80,20 @@ async def _database_error(request: Request, error: Exception) -> Response:
         "The database does not answer, so nothing was started; try again.",
         code="database_unavailable",
         retry_after_ms=2000,
+    )
+    return answer(request, refused)
+
+
+async def _unstorable(request: Request, error: Exception) -> Response:
+    """PostgreSQL has no text with a NUL: whatever field brought one, it is told here."""
+    if not any(sign in str(getattr(error, "orig", "")) for sign in ("NUL", "\\u0000")):
+        _log.error("unexpected", error=type(error).__name__, where=where(error))
+        return answer(request, internal(request))
+    given = (*request.path_params.items(), *request.query_params.items())
+    name = next((name for name, value in given if "\0" in str(value)), None)
+    what = f"`{name}`" if name else "A text of the request's body"
+    refused = InvalidRequest(
+        f"{what} has a NUL character; leave it out.", code="invalid_value", param=name
     )
     return answer(request, refused)
 

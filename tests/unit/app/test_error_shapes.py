@@ -283,3 +283,52 @@ class TestTheConsole:
 )
 def test_fields_are_named_as_openai_names_them(location: tuple[Any, ...], name: str) -> None:
     assert field_name(location) == name
+
+
+class TestNul:
+    """PostgreSQL stores no text with a NUL, and SQLite does: neither is a fault of ours."""
+
+    @pytest.fixture
+    def database_url(self, any_database_url: str) -> str:
+        return any_database_url
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/v1/models/a%00b", "/v1/adapters?after=%00", "/v1/usage?model=%00",
+            "/v1/webhooks/%00", "/v1/uploads/%00", "/v1/adapters/a/aliases/%00",
+        ],
+    )  # fmt: skip
+    async def test_in_an_address_of_the_tenant_api(
+        self, client: httpx.AsyncClient, platform: Platform, path: str
+    ) -> None:
+        key = await make_key(platform, await make_tenant(platform))
+        refused = await client.get(path, headers=bearer(key))
+        assert refused.status_code in (200, 400, 404), refused.text
+
+    @pytest.mark.parametrize(
+        "path",
+        ["tenants/%00", "keys/%00", "users/%00", "engines/%00", "adapters/versions/%00",
+         "adapters?tenant=%00", "audit?action=%00", "audit?tenant_id=%00"],
+    )  # fmt: skip
+    async def test_in_an_address_of_the_operators_api(
+        self, client: httpx.AsyncClient, platform: Platform, path: str
+    ) -> None:
+        headers = bearer(await make_key(platform, None))
+        refused = await client.get(f"/admin/v1/{path}", headers=headers)
+        assert refused.status_code in (200, 400, 404, 405), refused.text
+
+    async def test_in_a_body(self, client: httpx.AsyncClient, platform: Platform) -> None:
+        headers = bearer(await make_key(platform, None))
+        tenant = await make_tenant(platform)
+        body = {"tenant_id": tenant.id, "name": "a\0b"}
+        refused = await client.post("/admin/v1/keys", json=body, headers=headers)
+        assert refused.status_code in (201, 400), refused.text
+
+    async def test_on_a_page(self, client: httpx.AsyncClient, platform: Platform) -> None:
+        user = await make_user(platform, await make_tenant(platform))
+        client.cookies.update(await sign_in(platform, user))
+        for name in ("after", "action", "target"):
+            page = await client.get(f"/console/audit?{name}=%00")
+            assert page.status_code in (200, 400)
+            assert page.status_code == 200 or f"`{name}` has a NUL" in page.text
