@@ -9,8 +9,8 @@ from app.console.adapters import tenant_only
 from app.console.figures import size
 from app.console.render import render
 from app.deps import PlatformDep
-from app.limits.routes import read_limits
 from app.limits.schemas import LimitsObject
+from app.limits.standing import standing
 
 router = APIRouter(prefix="/console/limits", include_in_schema=False)
 
@@ -33,12 +33,13 @@ class Meter:
 @router.get("")
 async def limits_page(request: Request, caller: SessionUser, platform: PlatformDep) -> Response:
     tenant_only(caller)
+    decision = await platform.limits.peek(caller)
     async with platform.db.reading() as session:
-        standing = await read_limits(caller, platform, session, Response())
-    return render(request, "limits.html", meters=_meters(standing), fixed=_fixed(standing))
+        now = await standing(session, caller, decision, platform.clock.now())
+    return render(request, "limits.html", meters=_meters(now), fixed=_fixed(now))
 
 
-def _meters(standing: LimitsObject) -> list[Meter]:
+def _meters(now: LimitsObject) -> list[Meter]:
     meters = [
         Meter(
             f"{level.name.capitalize()} in the last minute",
@@ -48,28 +49,28 @@ def _meters(standing: LimitsObject) -> list[Meter]:
             if level.used
             else "",
         )
-        for level in standing.per_minute
+        for level in now.per_minute
     ]
-    meters.append(Meter("Requests at once", standing.concurrent, standing.max_concurrent))
-    for month in standing.monthly_tokens:
+    meters.append(Meter("Requests at once", now.concurrent, now.max_concurrent))
+    for month in now.monthly_tokens:
         held = f"{month.reserved:,} more are held by running requests" if month.reserved else ""
         meters.append(Meter("Tokens this month (UTC)", month.used, month.limit, held))
     return meters
 
 
-def _fixed(standing: LimitsObject) -> list[tuple[str, str]]:
+def _fixed(now: LimitsObject) -> list[tuple[str, str]]:
     def count(value: int | None) -> str:
         return "no limit" if value is None else f"{value:,}"
 
     def budget(value: float | None) -> str:
         return "none" if value is None else f"{value:g} ms"
 
-    stored = standing.max_stored_bytes
+    stored = now.max_stored_bytes
     return [
-        ("Longest answer", f"{count(standing.max_tokens)} tokens"),
-        ("Adapters", count(standing.max_adapters)),
+        ("Longest answer", f"{count(now.max_tokens)} tokens"),
+        ("Adapters", count(now.max_adapters)),
         ("Stored adapters", "no limit" if stored is None else size(stored)),
-        ("Highest rank", count(standing.max_rank)),
-        ("Time to first token", budget(standing.ttft_ms)),
-        ("Time per output token", budget(standing.tpot_ms)),
+        ("Highest rank", count(now.max_rank)),
+        ("Time to first token", budget(now.ttft_ms)),
+        ("Time per output token", budget(now.tpot_ms)),
     ]
