@@ -29,7 +29,6 @@ class Tick:
 class Chart:
     bars: tuple[Bar, ...]
     ticks: tuple[Tick, ...]
-    empty: bool
     width: int = WIDTH
     height: int = HEIGHT
 
@@ -60,7 +59,7 @@ def bar_chart(
     ticks = tuple(
         Tick(HEIGHT * (1 - step / _TICKS), short(top * step / _TICKS)) for step in range(_TICKS + 1)
     )
-    return Chart(tuple(bars), ticks, empty=not any(totals))
+    return Chart(tuple(bars), ticks)
 
 
 def grouped(value: float) -> str:

@@ -1,20 +1,18 @@
 """The first page of a tenant: what came in, how fast it was answered, what went wrong."""
 
-from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
 from app.auth import SessionUser
 from app.console.adapters import tenant_only
-from app.console.charts import Chart, bar_chart
 from app.console.render import render
+from app.console.token_chart import tokens_chart
 from app.deps import PlatformDep
 from app.usage.latency import NEWEST, standing
 from app.usage.report import report
-from app.usage.schemas import UsageBucket
-from app.usage.spans import EPOCH, Bucket, month_starts
+from app.usage.spans import Bucket
 
 router = APIRouter(prefix="/console/overview", include_in_schema=False)
 
@@ -24,23 +22,6 @@ SPANS: dict[Span, tuple[str, timedelta, Bucket]] = {
     "24h": ("the last 24 hours", timedelta(hours=24), "hour"),
     "30d": ("the last 30 days", timedelta(days=30), "day"),
 }
-STEPS = {
-    "minute": (timedelta(minutes=1), "%H:%M UTC"),
-    "hour": (timedelta(hours=1), "%b %d %H:00 UTC"),
-    "day": (timedelta(days=1), "%b %d"),
-}
-
-
-def _starts(start: datetime, end: datetime, bucket: Bucket) -> Iterator[tuple[datetime, str]]:
-    """Beginning and label of every bucket of the span."""
-    if bucket == "month":
-        yield from ((at, at.strftime("%b %Y")) for at in month_starts(start, end))
-        return
-    step, form = STEPS[bucket]
-    at = EPOCH + (start - EPOCH) // step * step
-    while at <= end:
-        yield at, at.strftime(form)
-        at += step
 
 
 @router.get("")
@@ -78,16 +59,3 @@ async def overview_page(
         cached_tokens=sum(row.cached_tokens for row in usage.data),
         completion_tokens=sum(row.completion_tokens for row in usage.data),
     )
-
-
-def tokens_chart(rows: list[UsageBucket], start: datetime, end: datetime, bucket: Bucket) -> Chart:
-    """Prompt and answer tokens of every bucket of the span, also of those without any."""
-    sums: dict[datetime, tuple[int, int]] = {}
-    for row in rows:
-        prompt, answer = sums.get(row.start, (0, 0))
-        sums[row.start] = (prompt + row.prompt_tokens, answer + row.completion_tokens)
-    columns = []
-    for at, label in _starts(start, end, bucket):
-        prompt, answer = sums.get(at, (0, 0))
-        columns.append((label, (("prompt", float(prompt)), ("answer", float(answer)))))
-    return bar_chart(columns, unit=" tokens")

