@@ -5,6 +5,7 @@ GPTQ packs eight rows of the input, in order. Both keep their matrices transpose
 GPTQ stores each zero less one, except in its second format.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,13 +36,8 @@ class StoredTensor:
         """fp32 of its shape. Raises CheckpointRefused for other than floating-point numbers."""
         if self.dtype not in _FLOATS:
             raise CheckpointRefused(f"a scale is {self.dtype}: F32, F16 or BF16 is due")
-        columns = self.shape[-1] if self.shape else 1
-        return decode(self.dtype, self.data.reshape(max(1, self.data.size // self._row_bytes), -1),
-                      columns).reshape(self.shape)  # fmt: skip
-
-    @property
-    def _row_bytes(self) -> int:
-        return (self.shape[-1] if self.shape else 1) * (4 if self.dtype == "F32" else 2)
+        numbers = math.prod(self.shape)
+        return decode(self.dtype, self.data.reshape(1, -1), numbers).reshape(self.shape)
 
     def words(self) -> npt.NDArray[np.uint32]:
         """The bits of an int32 tensor."""
