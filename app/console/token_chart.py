@@ -15,15 +15,16 @@ STEPS = {
 
 
 def tokens_chart(rows: list[UsageBucket], start: datetime, end: datetime, bucket: Bucket) -> Chart:
-    """Prompt and answer tokens of every bucket of the span, also of those without any."""
-    sums: dict[datetime, tuple[int, int]] = {}
-    for row in rows:
-        prompt, answer = sums.get(row.start, (0, 0))
-        sums[row.start] = (prompt + row.prompt_tokens, answer + row.completion_tokens)
+    """Prompt and answer tokens of every bucket of the span, also of those without any.
+
+    `rows`: an ungrouped report by `bucket`.
+    """
+    found = {row.start: row for row in rows}
     columns = []
     for at, label in _starts(start, end, bucket):
-        prompt, answer = sums.get(at, (0, 0))
-        columns.append((label, (("prompt", float(prompt)), ("answer", float(answer)))))
+        row = found.get(at)
+        prompt, answer = (row.prompt_tokens, row.completion_tokens) if row is not None else (0, 0)
+        columns.append((label, (("prompt", prompt), ("answer", answer))))
     return bar_chart(columns, unit=" tokens")
 
 
