@@ -11,9 +11,9 @@ from app.audit.models import AuditEvent
 from app.auth import SessionUser
 from app.caller import Caller
 from app.console.render import render
+from app.csv_text import lines
 from app.deps import PlatformDep
 from app.errors import Forbidden
-from app.usage.csv_export import lines
 
 router = APIRouter(prefix="/console/audit", include_in_schema=False)
 

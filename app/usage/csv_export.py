@@ -1,21 +1,15 @@
-"""CSV of reports and of single requests, page by page, so that no export is held in memory.
+"""CSV of reports and of single requests, page by page, so that no export is held in memory."""
 
-Times are ISO 8601 in UTC. A text that a spreadsheet would run as a formula gets an apostrophe in
-front: names of models are the tenants' own words.
-"""
-
-import csv
-import io
-from collections.abc import AsyncIterator, Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Any
 
+from app.csv_text import lines
 from app.db import Database
 from app.usage import repository
 from app.usage.report import MAX_LINES, report
 from app.usage.repository import EXPORTED
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 REPORT_COLUMNS = (
     "requests",
     "cancelled",
@@ -30,24 +24,6 @@ REPORT_COLUMNS = (
     "adapter_byte_seconds",
 )
 PAGE = 2000
-
-
-def cell(value: object) -> object:
-    """One value as it is written."""
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    if isinstance(value, list):
-        value = " ".join(map(str, value))
-    if isinstance(value, str) and value.startswith(FORMULA):
-        return "'" + value
-    return "" if value is None else value
-
-
-def lines(rows: Iterable[Sequence[object]]) -> bytes:
-    """Rows as CSV (RFC 4180: commas, CRLF)."""
-    text = io.StringIO()
-    csv.writer(text).writerows([cell(value) for value in row] for row in rows)
-    return text.getvalue().encode()
 
 
 async def report_csv(
