@@ -1,6 +1,7 @@
 """The database: one async engine, and the unit of work. Nothing outside this file commits."""
 
 import asyncio
+import functools
 import importlib
 import pkgutil
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -196,6 +197,7 @@ def _is_older(config: "Config", revision: str) -> bool:
     return newest_first.index(revision) > newest_first.index(current)
 
 
+@functools.cache
 def head_revision() -> str | None:
     """The newest revision that this code knows."""
     from alembic.script import ScriptDirectory

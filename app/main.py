@@ -1,6 +1,7 @@
 """The api process: puts the domains' routes, the middleware and the background work together."""
 
 import asyncio
+import functools
 import importlib
 import re
 from collections.abc import AsyncIterator
@@ -9,8 +10,9 @@ from pathlib import Path
 from types import ModuleType
 
 import structlog
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.routing import BaseRoute
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from app import api_docs, error_handlers, health, parts
@@ -72,10 +74,18 @@ def create_app(settings: Settings | None = None, *, platform: Platform | None = 
     error_handlers.install(app)
     app.include_router(health.router)
     api_docs.install(app)
-    for routes in _files("routes"):
-        app.include_router(routes.router)
+    app.router.routes.extend(_routes())
     _surround(app, platform)
     return app
+
+
+@functools.cache
+def _routes() -> list[BaseRoute]:
+    """What the domains serve; analysed once, however many applications a process makes."""
+    served = APIRouter()
+    for routes in _files("routes"):
+        served.include_router(routes.router)
+    return served.routes
 
 
 def _files(kind: str) -> list[ModuleType]:

@@ -261,13 +261,13 @@ class Verdict:
         spooled = list((self._stack.settings.data_dir / "spool").glob("*"))
         self.check(not spooled, f"{len(spooled)} files stay in the spool")
         headers = {"authorization": f"Bearer {key}"}
-        async with httpx.AsyncClient(headers=headers) as api:
+        async with httpx.AsyncClient(headers=headers, timeout=60) as api:
             limits = (await api.get(f"{self._stack.urls[0]}/v1/limits")).json()
         self.check(limits.get("concurrent") == 0, f"seats stay taken: {limits}")
 
     def counters(self) -> None:
         """What the surviving api counted is what it closed; the other one began anew."""
-        scraped = httpx.get(f"{self._stack.urls[0]}/metrics").text
+        scraped = httpx.get(f"{self._stack.urls[0]}/metrics", timeout=60).text
         counted = sum(
             float(line.rsplit(" ", 1)[1])
             for line in scraped.splitlines()

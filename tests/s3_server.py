@@ -53,6 +53,7 @@ class S3Server:
         answer = httpx.put(
             f"{self.endpoint}/{bucket}",
             headers={"authorization": "AWS4-HMAC-SHA256 Credential=tests/x/us-east-1/s3/aws4"},
+            timeout=60,
         )
         assert answer.status_code == 200, answer.text
         return f"s3://{bucket}/some/where?endpoint={self.endpoint}"

@@ -221,12 +221,12 @@ class FolderStore:
 
     def list_staging_older_than(self, age_s: float) -> list[str]:
         """Leftovers that nobody has written to for `age_s` seconds."""
-        now_s = self._clock.wall_ms() / 1000
+        now_ms = self._clock.wall_ms()
         return [
             name
             for name in sorted(os.listdir(self._staging))
-            if (touched := _last_touched(self._staging / name)) is not None
-            and now_s - touched >= age_s
+            if (touched_ms := _last_touched_ms(self._staging / name)) is not None
+            and now_ms - touched_ms >= age_s * 1000
         ]
 
     def sweep(self, age_s: float) -> int:
@@ -480,15 +480,18 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _last_touched(path: Path) -> float | None:
-    """The newest change of a staging folder or of a file in it; None when it is gone."""
+def _last_touched_ms(path: Path) -> int | None:
+    """The newest change of a staging folder or of a file in it; None when it is gone.
+
+    Rounded down like the clock, or what was just written would lie in the future.
+    """
     try:
-        times = [path.lstat().st_mtime]
+        times_ns = [path.lstat().st_mtime_ns]
         if _is_folder(path):
-            times += [(path / name).lstat().st_mtime for name in os.listdir(path)]
+            times_ns += [(path / name).lstat().st_mtime_ns for name in os.listdir(path)]
     except FileNotFoundError:
         return None
-    return max(times)
+    return max(times_ns) // 1_000_000
 
 
 def _remove(path: Path) -> None:

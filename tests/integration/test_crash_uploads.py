@@ -267,7 +267,7 @@ class TestApi:
 
         start()
         await until(lambda: _answers(port), what="the api answers again")
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             response = await post_upload(client, key, good_adapter(BASE), "a")
         assert response.status_code == 202
         assert len(list(store.refs())) == 1
@@ -280,7 +280,7 @@ def _free_port() -> int:
 
 
 async def _answers(port: int) -> bool:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         try:
             return (await client.get(f"http://127.0.0.1:{port}/healthz")).status_code == 200
         except httpx.TransportError:

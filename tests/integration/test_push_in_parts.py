@@ -195,7 +195,7 @@ async def test_a_command_that_was_ended_goes_on_where_it_stopped(
     assert sent == list(range(sent[0], sent[-1] + 1))
     assert stored(settings) == FILES
     address = f"http://127.0.0.1:{api.port}"
-    async with httpx.AsyncClient(base_url=address, headers=bearer(key)) as client:
+    async with httpx.AsyncClient(base_url=address, headers=bearer(key), timeout=60) as client:
         assert (await client.get("/v1/uploads")).json()["data"] == []
 
 

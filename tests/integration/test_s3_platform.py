@@ -70,6 +70,7 @@ def test_it_serves_from_there_and_what_is_in_memory_outlives_the_server(
         f"{platform.url}/v1/uploads",
         json={"name": "later", "config_bytes": 2, "weights_bytes": 2},
         headers={"Authorization": f"Bearer {key}"},
+        timeout=60,
     )
     part = httpx.put(
         f"{platform.url}/v1/uploads/{again.json()['id']}/parts/0",

@@ -107,7 +107,7 @@ async def load(live, key, callers=6, model="red"):
 async def answered_by(live):
     """Tokens that each engine has made so far, by the end of its address, from /metrics."""
     await asyncio.sleep(1.5)  # the router hears of it once a second
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         text = (await client.get(f"{live.url}/metrics")).text
     pattern = r'loramux_engine_tokens_total\{engine="[^"]*/(\w+\.sock)",kind="completion"\} (\S+)'
     return Counter({name: float(count) for name, count in re.findall(pattern, text)})

@@ -127,9 +127,14 @@ def test_no_prompt_answer_key_or_password_is_left_in_logs_or_files(
     assert answer
     wrong = {"model": CANARY * 20, "messages": [{"role": CANARY, "content": CANARY}]}
     headers = {"Authorization": f"Bearer {key}"}
-    httpx.post(f"{platform.url}/v1/chat/completions", json=wrong, headers=headers)
+    httpx.post(f"{platform.url}/v1/chat/completions", json=wrong, headers=headers, timeout=60)
     form = {"email": "nobody@example.com", "password": CANARY}
-    httpx.post(f"{platform.url}/console/sign-in", data=form, headers={"Origin": platform.url})
+    httpx.post(
+        f"{platform.url}/console/sign-in",
+        data=form,
+        headers={"Origin": platform.url},
+        timeout=60,
+    )
     secret = key.rpartition("_")[2]
     time.sleep(2.0)  # the journal's and the logs' buffers
     told = [

@@ -90,7 +90,9 @@ class TestTheServer:
             while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
                 await asyncio.sleep(0.01)
             address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            async with httpx.AsyncClient(base_url=address, headers=bearer(key)) as client:
+            async with httpx.AsyncClient(
+                base_url=address, headers=bearer(key), timeout=60
+            ) as client:
                 await platform.engines.refresh()
                 yield server, task, client
             server.should_exit = True

@@ -62,7 +62,7 @@ class TestGateway:
         key = await make_key(platform, tenant)
         async with (
             serve(create_app(platform=platform)) as address,
-            httpx.AsyncClient(base_url=address, headers=bearer(key)) as client,
+            httpx.AsyncClient(base_url=address, headers=bearer(key), timeout=60) as client,
         ):
             await platform.engines.refresh()
             yield client
@@ -111,7 +111,7 @@ async def test_without_tracing_nothing_is_sent_along(platform):
     key = await make_key(platform, tenant)
     async with (
         serve(create_app(platform=platform)) as address,
-        httpx.AsyncClient(base_url=address, headers=bearer(key)) as client,
+        httpx.AsyncClient(base_url=address, headers=bearer(key), timeout=60) as client,
     ):
         await platform.engines.refresh()
         await client.post("/v1/chat/completions", json=CALL)

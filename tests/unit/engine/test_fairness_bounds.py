@@ -1,6 +1,7 @@
 """What no trace may break: the gap between backlogged tenants, and the length of every wait."""
 
 from contextlib import suppress
+from itertools import combinations
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from tests.fakes import describe
 
 PROMPT, ANSWER = 90, 24
 COST = token_cost(PROMPT, ANSWER, 0)
-RUNNING = 4
+RUNNING = 2
 LEAD = 100.0
 """Small, so that a trace of some dozen requests would tell if it were not kept."""
 GAP_BOUND = 2 * RUNNING * COST
@@ -23,13 +24,13 @@ lead, doubled for a tenant below its percentile."""
 
 requests = st.lists(
     st.tuples(
-        st.sampled_from(["a", "b", "c"]),
+        st.sampled_from("abcccccc"),
         st.integers(2, PROMPT),
         st.integers(1, ANSWER),
         st.sampled_from([None, 150.0, 600.0, 5000.0]),
         st.integers(0, 3),  # steps after it
     ),
-    min_size=30,
+    min_size=60,
     max_size=90,
 )
 
@@ -62,7 +63,7 @@ def test_backlogged_tenants_are_served_alike_within_the_published_bound(
     engine.core._check_budget = lambda *_: None  # type: ignore[method-assign]  # whatever is late stays, and presses
     if isinstance(counters, LatencyBudgets):
         counters.usual_lead = LEAD
-    backlogged: dict[str, float] = {}  # tenant: its counter when its backlog began
+    since: dict[tuple[str, str], float] = {}  # of a pair: the gap when both had a backlog at last
     for tenant, prompt, answer, ttft_ms, steps in trace:
         with suppress(RequestRefused):
             budget = LatencyBudget(ttft_ms=ttft_ms)
@@ -70,15 +71,13 @@ def test_backlogged_tenants_are_served_alike_within_the_published_bound(
         for _ in range(steps):
             engine.step()
             waiting = engine.core._scheduler.waiting_of
-            for name in "abc":
-                if not waiting(name):
-                    backlogged.pop(name, None)
+            lead = 2 * LEAD if policy == "slo" else 0.0
+            for pair in combinations("abc", 2):
+                gap = counters.priority(pair[0]) - counters.priority(pair[1])
+                if all(map(waiting, pair)):
+                    assert abs(gap - since.setdefault(pair, gap)) <= GAP_BOUND + lead
                 else:
-                    backlogged.setdefault(name, counters.priority(name))
-            served = [counters.priority(name) - since for name, since in backlogged.items()]
-            if len(served) > 1:
-                lead = 2 * LEAD if policy == "slo" else 0.0
-                assert max(served) - min(served) <= GAP_BOUND + lead
+                    since.pop(pair, None)
 
 
 @settings(
