@@ -81,7 +81,10 @@ def create_app(settings: Settings | None = None, *, platform: Platform | None = 
 
 @functools.cache
 def _routes() -> list[BaseRoute]:
-    """What the domains serve; analysed once, however many applications a process makes."""
+    """What the domains serve; analysed once, however many applications a process makes.
+
+    They know no application: `dependency_overrides` does not reach them.
+    """
     served = APIRouter()
     for routes in _files("routes"):
         served.include_router(routes.router)

@@ -41,7 +41,12 @@ def install_engines(platform: Platform, engines: Mapping[str, FakeEngine]) -> En
 
 
 async def make_ready_adapter(
-    platform: Platform, tenant: Tenant, name: str = "support", *, digest: str = "d1" * 32
+    platform: Platform,
+    tenant: Tenant,
+    name: str = "support",
+    *,
+    digest: str = "d1" * 32,
+    base_digest: str = BASE_DIGEST,
 ) -> AdapterVersion:
     """A version that validation has accepted, with the alias `live` on it."""
     now = platform.clock.now()
@@ -62,7 +67,7 @@ async def make_ready_adapter(
             weights_bytes=1000,
             rank=8,
             targets=["q_proj"],
-            base_digest=BASE_DIGEST,
+            base_digest=base_digest,
             created_by="tests",
             created_at=now,
             updated_at=now,
@@ -102,7 +107,11 @@ async def add_version(
 
 
 class _Server(uvicorn.Server):
-    """Leaves the test's signal handlers alone."""
+    """Leaves the test's signal handlers alone, and ends as soon as it is told to."""
+
+    async def main_loop(self) -> None:
+        while not self.should_exit:  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.005)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

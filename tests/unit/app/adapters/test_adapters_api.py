@@ -13,6 +13,7 @@ from app.platform import Platform
 from app.tenants.models import Tenant
 from tests.adapter_files import good_adapter, tiny_description
 from tests.factories import bearer, make_key, make_tenant
+from tests.serving import add_version, make_ready_adapter
 from tests.validation_bench import Bench, make_bench, post_upload
 
 BASE = tiny_description()
@@ -112,11 +113,11 @@ class TestLists:
 
 class TestAliases:
     @pytest.fixture
-    async def ready(self, client: httpx.AsyncClient, key: NewKey, bench: Bench) -> None:
-        for seed in (1, 2):
-            await upload(client, key, "a", seed)
-        await bench.work()
-        await upload(client, key, "a", 3)
+    async def ready(self, platform: Platform, tenant: Tenant, bench: Bench) -> None:
+        """Versions 1 and 2 are ready, 3 waits."""
+        first = await make_ready_adapter(platform, tenant, "a")
+        await add_version(platform, first, 2)
+        await add_version(platform, first, 3, state="uploaded")
 
     async def put(
         self, client: httpx.AsyncClient, key: NewKey, alias: str, *targets: tuple[int, int]

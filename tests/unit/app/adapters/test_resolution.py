@@ -5,6 +5,7 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import select
 
+from app.adapters.live_alias import follow_live
 from app.adapters.models import AdapterVersion
 from app.adapters.resolution import ResolvedModel, list_models, resolve_for_call
 from app.audit.models import AuditEvent
@@ -13,9 +14,10 @@ from app.errors import NotFound
 from app.keys.service import NewKey
 from app.platform import Platform
 from app.tenants.models import Tenant
-from tests.adapter_files import good_adapter, tiny_description
+from tests.adapter_files import tiny_description
 from tests.factories import bearer, make_caller, make_key, make_tenant
-from tests.validation_bench import Bench, make_bench, post_upload
+from tests.serving import add_version, make_ready_adapter
+from tests.validation_bench import Bench, make_bench
 
 BASE = tiny_description()
 
@@ -31,13 +33,14 @@ async def key(platform: Platform, tenant: Tenant) -> NewKey:
 
 
 @pytest.fixture
-async def bench(app: FastAPI, client: httpx.AsyncClient, key: NewKey) -> Bench:
+async def bench(app: FastAPI, platform: Platform, tenant: Tenant) -> Bench:
     """One tenant with the adapter `bot`: versions 1 and 2 ready, 3 still waiting."""
     bench = await make_bench(app)
-    for seed in (1, 2):
-        await post_upload(client, key, good_adapter(BASE, seed=seed), "bot")
-        await bench.work()
-    await post_upload(client, key, good_adapter(BASE, seed=3), "bot")
+    first = await make_ready_adapter(platform, tenant, "bot", base_digest=BASE.base_digest)
+    second = await add_version(platform, first, 2)
+    async with platform.db.transaction() as session:
+        await follow_live(session, first.adapter_id, tenant.id, second.id, platform.clock.now())
+    await add_version(platform, first, 3, state="uploaded")
     return bench
 
 

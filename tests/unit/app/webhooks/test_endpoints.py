@@ -11,7 +11,6 @@ from app.audit import service as audit
 from app.keys.service import NewKey
 from app.platform import Platform
 from app.tenants.models import Tenant
-from app.webhooks.deps import get_sender
 from app.webhooks.sender import Sender
 from tests.factories import bearer, make_key, make_tenant
 from tests.unit.app.webhooks.api import EVENTS, Hooks
@@ -78,8 +77,8 @@ class TestRegistering:
         async def answer(host: str, _port: int) -> list[str]:
             return [host if host[0].isdigit() else "8.8.8.8"]
 
-        sender = Sender(hooks.platform.settings, hooks.platform.clock, resolver=answer)
-        app.dependency_overrides[get_sender] = lambda: sender
+        patient = hooks.platform.settings.model_copy(update={"webhook_timeout_s": 30.0})
+        app.state.webhook_sender = Sender(patient, hooks.platform.clock, resolver=answer)
         for changes, expected in wrong:
             body = {"url": receiver.url(), "events": ["version.ready"]} | changes
             assert refusal(await hooks.send("POST", "", body)) == expected

@@ -8,24 +8,29 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from app.webhooks.signing import message, new_secret, signed_headers
 
-NOW = datetime.now(UTC)
-BODY = message("version.ready", NOW, {"adapter": "bot", "version": 3})
+NOON = datetime(2026, 3, 14, 12, 0, tzinfo=UTC)
+BODY = message("version.ready", NOON, {"adapter": "bot", "version": 3})
+
+
+def signed(*secrets: str) -> dict[str, str]:
+    """The headers of BODY, signed now: the verifier refuses what is minutes old."""
+    return signed_headers(secrets, "evt_1", datetime.now(UTC), BODY)
 
 
 def test_the_verifier_takes_what_we_sign() -> None:
     secret = new_secret()
-    headers = signed_headers([secret], "evt_1", NOW, BODY)
+    headers = signed(secret)
     found = Webhook(secret).verify(BODY, headers)
     assert found == {
         "type": "version.ready",
-        "timestamp": NOW.isoformat(),
+        "timestamp": NOON.isoformat(),
         "data": {"adapter": "bot", "version": 3},
     }
 
 
 def test_while_secrets_rotate_either_verifies() -> None:
     old, new = new_secret(), new_secret()
-    headers = signed_headers([new, old], "evt_1", NOW, BODY)
+    headers = signed(new, old)
     for secret in (old, new):
         assert Webhook(secret).verify(BODY, headers)
 
@@ -33,7 +38,7 @@ def test_while_secrets_rotate_either_verifies() -> None:
 @pytest.mark.parametrize("changed", ["body", "id", "timestamp", "secret"])
 def test_the_verifier_refuses_what_was_changed(changed: str) -> None:
     secret = new_secret()
-    headers = signed_headers([secret], "evt_1", NOW, BODY)
+    headers = signed(secret)
     body = BODY.replace(b"3", b"4") if changed == "body" else BODY
     if changed == "id":
         headers["webhook-id"] = "evt_2"
