@@ -25,13 +25,13 @@ $(INSTALLED): pyproject.toml requirements.lock
 run: setup  ## console and API on http://127.0.0.1:8000 (PORT=… to change) with the real base model
 	@$(BIN)/loramux serve $(if $(PORT),--port $(PORT))
 
-# Two at a time where a test brings what it needs; alone where torch or the whole platform wants
-# the cores.
+# Three at a time (they often wait) where a test brings what it needs; alone where torch or the
+# whole platform wants the cores.
 WHOLE := $(addprefix tests/integration/test_,cli.py compose.py whole_platform.py \
 	hostile_platform.py s3_platform.py several_engines.py two_apis.py)
 TOGETHER := tests/unit tests/contract tests/security tests/integration
 ALONE := tests/kernels tests/parity tests/browser $(WHOLE)
-SIDE_BY_SIDE := -n 2 --dist loadfile $(WHOLE:%=--ignore %)
+SIDE_BY_SIDE := -n 3 --dist loadfile $(WHOLE:%=--ignore %)
 
 test: setup  ## the whole test run, without the wide matrices
 	$(PYTEST) -m "not gpu and not wide" $(SIDE_BY_SIDE) $(TOGETHER)
