@@ -16,7 +16,7 @@ from app.platform import Platform, open_platform
 from app.settings import Settings
 from app.tenants import deletion
 from app.tenants.service import find_tenant
-from engine.adapters.store import FolderStore
+from engine.adapters.folder_store import FolderStore
 from tests.adapter_files import good_adapter, tiny_description
 from tests.factories import bearer, make_key, make_tenant, make_user, sign_in
 from tests.upload_parts import PartedUpload, content_digest, error_of
@@ -518,7 +518,7 @@ class TestForeigners:
 async def test_a_store_that_is_full_is_a_503_and_leaves_nothing(
     upload: PartedUpload, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.adapters import store as module
+    from engine.adapters import folder_store as module
 
     def full(self: object, chunk: bytes) -> None:
         raise OSError(28, "No space left on device")

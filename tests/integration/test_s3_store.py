@@ -18,10 +18,11 @@ from app.keys.service import NewKey
 from app.platform import Platform
 from app.settings import Settings
 from engine.adapters import s3_store
+from engine.adapters.folder_store import FolderStore
 from engine.adapters.loader import StoreLoader
 from engine.adapters.loading import Loaded, LoadFailed, Measured
 from engine.adapters.s3_store import COPY_PREFIX, S3Store, parse_address
-from engine.adapters.store import AdapterStore, FolderStore, StoredAdapter, open_store
+from engine.adapters.store import AdapterStore, StoredAdapter, open_store
 from engine.clock import SimulatedClock
 from engine.errors import (
     AdapterCorrupt,

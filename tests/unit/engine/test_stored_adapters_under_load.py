@@ -10,10 +10,10 @@ import pytest
 
 from engine.adapters.blob import build_blob
 from engine.adapters.config import check_config
+from engine.adapters.folder_store import FolderStore
 from engine.adapters.loader import StoreLoader
 from engine.adapters.plan import plan_adapter
 from engine.adapters.safetensors_header import read_header
-from engine.adapters.store import FolderStore
 from engine.core import EngineCore
 from engine.types import AdapterBlob, AdapterRef
 from tests.adapter_files import HOSTILE, AdapterFiles, good_adapter, tiny_description

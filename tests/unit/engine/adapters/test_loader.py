@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.adapters.folder_store import FolderStore
 from engine.adapters.loader import StoreLoader
 from engine.adapters.loading import Loaded, LoadEvent, LoadFailed, Measured
 from engine.adapters.manifest import check_adapter_folder
-from engine.adapters.store import WEIGHTS_NAME, FolderStore
+from engine.adapters.store import WEIGHTS_NAME
 from engine.types import AdapterRef
 from tests.adapter_files import HOSTILE, AdapterFiles, HostileCase, good_adapter, tiny_description
 from tests.fakes import engine_config

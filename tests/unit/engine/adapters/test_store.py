@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.adapters import store as store_module
-from engine.adapters.store import FolderStore, StoredAdapter, adapter_digest, open_store
+from engine.adapters import folder_store as store_module
+from engine.adapters.folder_store import FolderStore
+from engine.adapters.store import StoredAdapter, adapter_digest, open_store
 from engine.clock import SimulatedClock
 from engine.errors import AdapterCorrupt, AdapterMissing, AdapterRefused, EngineError
 from engine.types import AdapterRef
