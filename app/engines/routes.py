@@ -10,6 +10,7 @@ from app.deps import PlatformDep, ReadSession, Session
 from app.engines import service
 from app.engines.models import EngineRecord
 from app.engines.schemas import EngineOut, RefusedEngine
+from app.engines.views import others, shown
 from app.platform import Platform
 
 router = APIRouter(prefix="/admin/v1/engines", tags=["operator: engines"])
@@ -53,7 +54,7 @@ async def drain_engine(
     """
     row = await service.find_engine(session, engine)
     if not force:
-        service.refuse_to_drain_the_last(row, _others(platform, row))
+        service.refuse_to_drain_the_last(row, others(platform, row))
     return await _set(session, platform, caller, row, drained=True)
 
 
@@ -77,20 +78,3 @@ async def _set(
     row = await service.set_drained(session, row.id, drained=drained, actor=caller)
     after_commit(session, platform.engines.wake)
     return shown(platform, row)
-
-
-def _others(platform: Platform, row: EngineRecord) -> int:
-    """Other engines of the same base model that take requests."""
-    return sum(
-        other.usable
-        and other.address != row.address
-        and other.description is not None
-        and other.description.base_digest == row.base_digest
-        for other in platform.engines.all
-    )
-
-
-def shown(platform: Platform, row: EngineRecord) -> EngineOut:
-    """The row with what this process knows of the engine now."""
-    engine = next((e for e in platform.engines.all if e.address == row.address), None)
-    return EngineOut.of(row, engine, platform.engines.registered.get(row.address))

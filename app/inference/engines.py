@@ -5,6 +5,7 @@ a request goes only to engines of its base (by digest).
 """
 
 import asyncio
+from collections import deque
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -34,9 +35,12 @@ from engine.types import (
     JournalEntry,
     ModelDescription,
     RequestOutput,
+    StepCounts,
 )
 
 POLL_S = 1.0
+SAMPLES = 61
+"""So many figures of each engine's steps are kept, one a poll: a minute."""
 ASK_TIMEOUT_S = 10.0
 
 log = structlog.get_logger(__name__)
@@ -80,6 +84,15 @@ class Registry(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """An engine's sums over all its steps at one moment; two of them tell what lay between."""
+
+    engine_id: str
+    steps: int
+    counts: StepCounts
+
+
 @dataclass
 class Engine:
     """One engine as this process last saw it."""
@@ -93,6 +106,7 @@ class Engine:
     drained: bool = False  # the operator's wish
     public_key: str | None = None  # under which it registered
     polling: asyncio.Task[None] | None = None
+    samples: deque[StepSample] = field(default_factory=lambda: deque(maxlen=SAMPLES))
 
     @property
     def usable(self) -> bool:
@@ -406,6 +420,9 @@ class EngineRouter:
                 if engine.description is None or not known:
                     await self._accept(engine, await engine.client.describe())
                 engine.status = status
+                engine.samples.append(
+                    StepSample(status.engine_id, status.steps, status.step_counts)
+                )
             await self._obey(engine)
         except (EngineError, TimeoutError) as error:
             engine.problem = getattr(error, "message", "it does not answer")
