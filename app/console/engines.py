@@ -79,6 +79,7 @@ class EngineCard:
     """One engine as the page shows it; without figures while it does not answer."""
 
     out: EngineOut
+    named: bool  # by the settings
     arena: list[Segment]
     arena_bytes: str
     kv_used: str
@@ -188,6 +189,7 @@ def _card(platform: Platform, row: EngineRecord, names: Mapping[str, Tenant]) ->
     pool = [] if status is None else pool_lines(status, names)
     return EngineCard(
         out=out,
+        named=row.address in platform.settings.engines,
         arena=[] if status is None else arena(status, pool),
         arena_bytes="" if status is None else size(status.extents_total * status.extent_bytes),
         kv_used="" if status is None else size(status.kv_blocks_used * status.extent_bytes),

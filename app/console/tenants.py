@@ -165,7 +165,7 @@ async def set_limits(
     except AppError as error:
         return await _page(request, platform, tenant_id, form=form, error=error)
     platform.forget_keys()
-    return RedirectResponse(f"/console/tenants/{tenant_id}?saved=1#limits", status_code=303)
+    return RedirectResponse(f"/console/tenants/{tenant_id}?saved=1", status_code=303)
 
 
 @router.post("/{tenant_id}/invite")
@@ -273,14 +273,18 @@ def _fields(
         own = getattr(tenant, name)
         typed = None if form is None else form.fields.get(name)
         fallback = getattr(default, name)
+        in_bytes = name == "max_stored_bytes"
+        told = "none"
+        if fallback is not None:
+            told = size(fallback) if in_bytes else f"{fallback:,.15g}"
         fields.append(
             {
                 "name": name,
                 "title": title,
                 "value": typed if typed is not None else "" if own is None else f"{own:.15g}",
                 "whole": name in WHOLE,
-                "default": "none" if fallback is None else f"{fallback:,.15g}",
-                "shown": size(own) if name == "max_stored_bytes" and own is not None else "",
+                "default": told,
+                "shown": size(own) if in_bytes and own is not None else "",
             }
         )
     return fields

@@ -106,6 +106,7 @@ class Engine:
     drained: bool = False  # the operator's wish
     public_key: str | None = None  # under which it registered
     polling: asyncio.Task[None] | None = None
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     samples: deque[StepSample] = field(default_factory=lambda: deque(maxlen=SAMPLES))
 
     @property
@@ -413,6 +414,11 @@ class EngineRouter:
         return bool(self._codecs)
 
     async def _ask(self, engine: Engine) -> None:
+        """One at a time: an older answer must not come after a newer one."""
+        async with engine.asking:
+            await self._ask_now(engine)
+
+    async def _ask_now(self, engine: Engine) -> None:
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 status = await engine.client.status()

@@ -248,7 +248,7 @@ class TestTenants:
     async def test_suspending_tells_first_and_resuming_undoes_it(self, operator, platform, acme):
         await make_key(platform, acme)
         path = f"/console/tenants/{acme.id}"
-        assert "1 active API keys are refused" in (await operator.get(f"{path}/suspend")).text
+        assert "1 active API key refused" in (await operator.get(f"{path}/suspend")).text
         await operator.post(f"{path}/suspend")
         assert "suspended" in (await operator.get(path)).text
         await operator.post(f"{path}/resume")
@@ -258,7 +258,7 @@ class TestTenants:
     async def test_deleting_needs_the_name_and_says_what_is_lost(self, operator, platform, acme):
         await make_ready_adapter(platform, acme)
         path = f"/console/tenants/{acme.id}"
-        assert "1 adapters with all their versions" in (await operator.get(f"{path}/delete")).text
+        assert "1 adapter with all versions" in (await operator.get(f"{path}/delete")).text
         refused = await operator.post(f"{path}/delete", data={"confirm": "other"})
         assert refused.status_code == 400
         async with platform.db.reading() as session:
