@@ -11,7 +11,6 @@ from app.error_handlers import from_status
 
 async def _operator(request: Request, caller: SessionUser) -> Caller:
     if caller.role != "operator":
-        del request.state.caller  # an unknown page knows nobody either
         raise from_status(request, HTTPException(404))
     return caller
 

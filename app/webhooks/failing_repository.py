@@ -14,7 +14,8 @@ from app.webhooks.repository import DEAD, DISABLED, PENDING
 
 @dataclass(frozen=True, slots=True)
 class FailingEndpoint:
-    """`pending` messages are still tried, `dead` ones were given up lately."""
+    """`pending` messages are still tried, `dead` ones were given up lately; `code`: how an attempt
+    for one of them ended."""
 
     id: str
     tenant_id: str
@@ -26,6 +27,7 @@ class FailingEndpoint:
     last_success_at: datetime | None
     pending: int
     dead: int
+    code: str | None
 
 
 async def failing(session: AsyncSession, limit: int) -> Sequence[FailingEndpoint]:
@@ -33,8 +35,9 @@ async def failing(session: AsyncSession, limit: int) -> Sequence[FailingEndpoint
     operator."""
     pending = func.count().filter(WebhookDelivery.state == PENDING)
     dead = func.count().filter(WebhookDelivery.state == DEAD)
+    code = func.max(WebhookDelivery.code).filter(WebhookDelivery.state.in_((PENDING, DEAD)))
     rows = await session.execute(
-        select(WebhookEndpoint, Tenant.name, pending, dead)
+        select(WebhookEndpoint, Tenant.name, pending, dead, code)
         .join(Tenant, Tenant.id == WebhookEndpoint.tenant_id)
         .outerjoin(WebhookDelivery, WebhookDelivery.endpoint_id == WebhookEndpoint.id)
         .where(
@@ -60,6 +63,7 @@ async def failing(session: AsyncSession, limit: int) -> Sequence[FailingEndpoint
             last_success_at=row.last_success_at,
             pending=waiting,
             dead=given_up,
+            code=why,
         )
-        for row, name, waiting, given_up in rows
+        for row, name, waiting, given_up, why in rows
     ]

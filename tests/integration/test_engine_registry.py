@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -10,6 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from app.engines.registry import EngineRegistry
+from app.inference.engines import EngineRouter
+from app.inference.lifespan import connect_engine
+from app.settings import Settings
+from engine.curve import create_curve_keys
+from tests.engine_process import EngineProcess, free_tcp_address
+from tests.fake_engine import ByteCodec
 from tests.live import LORAMUX, LivePlatform, free_port
 from tests.own_redis import OwnRedis
 from tests.tiny_base import write_tiny_base
@@ -134,6 +142,58 @@ async def test_an_engine_joins_is_killed_and_redis_comes_and_goes(platform, stor
         assert again.wait(30) == 0
         await until(lambda: late_is("gone"))
         assert await calls() == {200}
+
+
+async def test_over_tcp_only_an_engine_with_a_known_key_is_taken_on(
+    tmp_path, store, settings, monkeypatch
+):
+    secrets = tmp_path / "data" / "secrets" / "curve"
+    known = create_curve_keys(secrets)
+    create_curve_keys(tmp_path / "foreign")  # a pair that the settings do not know
+    monkeypatch.setenv("LORAMUX_ENGINE_REGISTRY_URL", store.url)
+    monkeypatch.setenv("LORAMUX_ENGINE_PUBLIC_KEYS", known.public)
+    opened = []
+    for folder in (secrets, tmp_path / "foreign"):
+        place = tmp_path / folder.name / "run"
+        place.mkdir(mode=0o700, parents=True)
+        engine = EngineProcess(place, curve_dir=folder)
+        engine.address = free_tcp_address()
+        opened.append(engine.start())
+    trusted, foreign = opened
+    settings = Settings(data_dir=tmp_path / "data")
+
+    async def remember(_):
+        return None
+
+    registry = EngineRegistry(settings)
+    router = EngineRouter(
+        settings.engines,
+        [ByteCodec],
+        lambda address: connect_engine(settings, address, registry.public_key(address)),
+        remember,
+        registry=registry,
+    )
+    try:
+        await router.start()
+
+        async def both_are_seen():
+            return any(e.client.alive for e in router.all) and bool(router.refused)
+
+        await until(both_are_seen)
+        assert [engine.address for engine in router.all] == [trusted.address]
+        assert set(router.refused) == {foreign.address}
+        assert "LORAMUX_ENGINE_PUBLIC_KEYS" in router.refused[foreign.address]
+        trusted.signal(signal.SIGTERM)
+        assert await trusted.exit_status() == 0
+
+        async def it_has_left():
+            return not router.all
+
+        await until(it_has_left)
+    finally:
+        await router.close()
+        for engine in opened:
+            engine.stop()
 
 
 async def is_state(states, name, state):

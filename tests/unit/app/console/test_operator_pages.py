@@ -108,6 +108,7 @@ async def fail_a_webhook(platform, tenant, url="https://hooks.example.com/secret
                     next_attempt_at=now,
                     give_up_at=now,
                     attempt_log=[],
+                    code="timeout",
                     **common,
                 )
             )
@@ -384,6 +385,7 @@ class TestJobs:
         await fail_a_webhook(platform, acme)
         page = (await operator.get("/console/jobs")).text
         assert "hooks.example.com" in page
+        assert "timeout" in page
         assert "secret-path" not in page
 
 
