@@ -185,6 +185,7 @@ def _transport(settings: Settings) -> Iterator[Problem]:
         )
     for name, url in (
         ("LORAMUX_REDIS_URL", settings.redis_url or ""),
+        ("LORAMUX_ENGINE_REGISTRY_URL", settings.engine_registry_url or ""),
         ("LORAMUX_DATABASE_URL", settings.database_url),
     ):
         parts = urlsplit(url)
@@ -196,15 +197,16 @@ def _transport(settings: Settings) -> Iterator[Problem]:
                 f"{name} names {parts.hostname} without a password: whoever reaches it holds "
                 "every tenant's limits and tasks. Give it one.",
             )
-    if any(address.startswith("tcp://") for address in settings.engines):
+    remote = any(address.startswith("tcp://") for address in settings.engines)
+    if remote or (settings.engine_registry_url and settings.engine_public_keys):
         folder = curve_dir(settings)
         if not folder.is_dir():
             yield Problem(
                 "refuse",
                 "no_curve_keys",
                 "LORAMUX_ENGINES",
-                f"LORAMUX_ENGINES names an engine over tcp and {folder} holds no keys for it; "
-                "`loramux secrets init` makes them.",
+                f"Engines over tcp are named or may register, and {folder} holds no keys for "
+                "them; `loramux secrets init` makes them.",
             )
 
 

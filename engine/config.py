@@ -31,6 +31,11 @@ class EngineConfig:
     )
     drain_ms: Annotated[float, "time that running requests get after SIGTERM"] = 20_000.0
     outbox_messages: Annotated[int, "unread messages after which a client is dropped"] = 2_000
+    registry_url: Annotated[
+        str | None, "redis:// where the engine registers itself; give it in the environment"
+    ] = None
+    advertise: Annotated[str | None, "address that is registered; default: listen"] = None
+    lease_ms: Annotated[float, "how long a registration outlives the last sign of it"] = 10_000.0
     tracing: Annotated[bool, "send OpenTelemetry spans, as OTEL_* says"] = False
 
     arena_bytes: Annotated[int, "KV cache and resident adapters, together"] = 1024 * MIB
@@ -75,6 +80,8 @@ class EngineConfig:
                      "max_choices", "max_waiting", "max_waiting_per_tenant"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.lease_ms < 100:
+            raise ValueError(f"lease_ms must be at least 100, not {self.lease_ms}")
         if not 0.0 < self.adapter_share < 1.0:
             raise ValueError(f"adapter_share must lie between 0 and 1, not {self.adapter_share}")
         if self.max_batch_tokens < self.max_running:

@@ -51,6 +51,9 @@ class ServerOptions:
     client_timeout_ms: float = 10_000.0
     drain_ms: float = 20_000.0
     outbox_messages: int = 2_000  # unread messages after which a client is dropped
+    registry_url: str | None = None  # redis://; None: clients know the address by themselves
+    advertise: str | None = None  # what is registered instead of `listen`
+    lease_ms: float = 10_000.0
     tracing: Tracing | None = None
 
 

@@ -13,7 +13,8 @@ from engine.errors import EngineError
 from engine.io_thread import IoThread, ServerOptions
 from engine.ipc import IpcLock, ipc_path
 from engine.journal import Journal
-from engine.step_loop import Core, Drain, StepLoop
+from engine.registration import Registrar, Registration, advertised
+from engine.step_loop import Core, Drain, StepLoop, TellStatus
 from engine.types import ModelDescription
 
 __all__ = ["Core", "EngineServer", "ServerOptions"]
@@ -29,6 +30,8 @@ class EngineServer:
         self._options = options
         self._clock = clock or SystemClock()
         self.engine_id = secrets.token_hex(8)
+        if options.registry_url:
+            advertised(options.listen, options.advertise)  # refuses what nobody could reach
         path = ipc_path(options.listen)
         self._lock = IpcLock(path) if path is not None else None
         self._journal = Journal(options.journal_path, self._clock)
@@ -38,6 +41,7 @@ class EngineServer:
             self._give_back()
             raise
         self._loop: StepLoop | None = None
+        self._registrar: Registrar | None = None
         self._stopping = False
 
     def serve(self, load: Callable[[], tuple[Core, ModelDescription]]) -> None:
@@ -52,16 +56,40 @@ class EngineServer:
                 return
             self._io.ready(loop, description)
             _log.info("engine %s is ready on %s", self.engine_id, self._options.listen)
+            self._register(loop, description)
             loop.run(self._options.drain_ms)
         finally:
+            if self._registrar is not None:
+                self._registrar.close()
             self._io.close()
             self._give_back()
 
     def stop(self) -> None:
         """Drains; safe in a signal handler."""
         self._stopping = True
+        if self._registrar is not None:
+            self._registrar.withdraw()
         if self._loop is not None:
             self._loop.commands.put(Drain())
+
+    def _register(self, loop: StepLoop, description: ModelDescription) -> None:
+        options = self._options
+        if not options.registry_url:
+            return
+        line = Registration(
+            engine_id=self.engine_id,
+            address=advertised(options.listen, options.advertise),
+            base_model=description.name,
+            base_digest=description.base_digest,
+            public_key=options.curve.pair.public if options.curve is not None else None,
+        )
+        self._registrar = Registrar(
+            options.registry_url,
+            line,
+            options.lease_ms,
+            lambda tell: loop.commands.put(TellStatus(tell)),
+        )
+        self._registrar.start()
 
     def _give_back(self) -> None:
         self._journal.close()

@@ -54,6 +54,13 @@ class AskStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class TellStatus:
+    """The same for another thread of this process."""
+
+    tell: Callable[[EngineStatus], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     peer: Peer
     number: int
@@ -74,7 +81,7 @@ class Drain:
     """The process ends once what it has is done."""
 
 
-Command = Submit | Withdraw | AskStatus | Forget | Hold | Drain
+Command = Submit | Withdraw | AskStatus | TellStatus | Forget | Hold | Drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +175,9 @@ class StepLoop:
             case Withdraw(request_id, choice):
                 self._core.cancel(request_id, choice)
             case AskStatus(peer, number):
-                status = replace(
-                    self._core.status(),
-                    engine_id=self._engine_id,
-                    draining=self.draining,
-                    held=self.held,
-                )
-                self._post((peer, wire.Reply(number, status=status)))
+                self._post((peer, wire.Reply(number, status=self._status())))
+            case TellStatus(tell):
+                tell(self._status())
             case Forget(peer, number, adapter):
                 forgotten = self._core.forget(adapter)
                 self._post((peer, wire.Reply(number, forgotten=forgotten)))
@@ -184,6 +187,14 @@ class StepLoop:
             case Drain():
                 self.ending = True
                 self._core.drain()
+
+    def _status(self) -> EngineStatus:
+        return replace(
+            self._core.status(),
+            engine_id=self._engine_id,
+            draining=self.draining,
+            held=self.held,
+        )
 
     def _submit(self, request: GenerateRequest) -> None:
         try:

@@ -218,6 +218,7 @@ def main(argv: list[str]) -> None:
         client_timeout_ms=1500.0,
         drain_ms=5_000.0,
         outbox_messages=int(argv[3]),
+        registry_url=os.environ.get("LORAMUX_ENGINE_REGISTRY_URL"),
         tracing=open_tracing("loramux-engine")
         if "OTEL_EXPORTER_OTLP_ENDPOINT" in os.environ
         else None,

@@ -105,6 +105,7 @@ class FakeEngine:
     entries: dict[str, JournalEntry] = field(default_factory=dict)
     acknowledged: list[str] = field(default_factory=list)
     adapters: list[Residency] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)  # other fields of its status
     completion_tokens: dict[str, int] = field(default_factory=dict)
     _cancels: dict[str, asyncio.Event] = field(default_factory=dict)
     _after_cancel: int = 0
@@ -247,7 +248,7 @@ class FakeEngine:
 
     async def status(self) -> EngineStatus:
         self._reachable()
-        return EngineStatus(
+        status = EngineStatus(
             engine_id=self.engine_id,
             base_digest=self.description.base_digest,
             uptime_ms=1.0,
@@ -270,6 +271,7 @@ class FakeEngine:
             draining=self.held or self.ending,
             held=self.held,
         )
+        return replace(status, **self.figures)
 
     async def drain(self) -> None:
         self._reachable()

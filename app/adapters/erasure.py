@@ -143,7 +143,7 @@ async def carry_out(resources: Resources, erasure_id: str) -> ErasureReceipt:
         erasure.items = items
     for item, ref in zip(items, refs, strict=True):
         if item["disk"] == ERASED:
-            item["engines"] = await _forget(resources, item["engines"], ref)
+            item["engines"] = await _forget(resources, ref)
     return await _write_receipt(resources, erasure_id, items, resources.clock.now())
 
 
@@ -167,16 +167,10 @@ async def _erase_files(
     item["disk"] = ERASED
 
 
-async def _forget(
-    resources: Resources, acknowledged: list[dict[str, str]], ref: AdapterRef
-) -> list[dict[str, str]]:
-    """Asks every engine that has not acknowledged yet."""
+async def _forget(resources: Resources, ref: AdapterRef) -> list[dict[str, str]]:
+    """Asks every engine that there is now, each time anew: engines come and go."""
     entries = []
     for index, engine in enumerate(resources.engines):
-        known = acknowledged[index] if index < len(acknowledged) else None
-        if known is not None and known["device"] == ERASED:
-            entries.append(known)
-            continue
         forgotten = await _ask_to_forget(engine, ref)
         if not forgotten:
             log.warning("an engine did not acknowledge an erasure", engine=index)

@@ -46,6 +46,20 @@ async def list_validations(
     session: AsyncSession, *, state: str | None, after: str | None, limit: int
 ) -> ValidationList:
     """Where validations stand. A failed one is tried again with `validate_again`."""
+    data, has_more = await page_validations(session, state=state, after=after, limit=limit)
+    return ValidationList(
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=has_more,
+        counts=await count_validations(session),
+    )
+
+
+async def page_validations(
+    session: AsyncSession, *, state: str | None, after: str | None = None, limit: int
+) -> tuple[list[ValidationObject], bool]:
+    """The newest run of each version, newest first; whether there are more."""
     rows = await run_repository.page_newest(session, state=state, after=after, limit=limit + 1)
     data = [
         ValidationObject(
@@ -67,13 +81,12 @@ async def list_validations(
         )
         for run, version, adapter in rows[:limit]
     ]
-    return ValidationList(
-        data=data,
-        first_id=data[0].id if data else None,
-        last_id=data[-1].id if data else None,
-        has_more=len(rows) > limit,
-        counts=ValidationCounts(**await run_repository.count_open(session)),
-    )
+    return data, len(rows) > limit
+
+
+async def count_validations(session: AsyncSession) -> ValidationCounts:
+    """How many wait, run and have failed, of all tenants."""
+    return ValidationCounts(**await run_repository.count_open(session))
 
 
 async def get_version(session: AsyncSession, version_id: str) -> VersionObject:

@@ -74,20 +74,19 @@ async def count_open(session: AsyncSession) -> dict[str, int]:
         .group_by(ValidationRun.state)
     )
     counts = {QUEUED: 0, RUNNING: 0} | {str(row[0]): int(row[1]) for row in runs}
-    failed = await session.scalar(
-        select(func.count())
-        .select_from(AdapterVersion)
-        .where(AdapterVersion.state == states.FAILED)
+    moved = and_(
+        AdapterVersion.code == "base_changed",
+        AdapterVersion.state.in_((states.UPLOADED, states.VALIDATING)),
     )
-    due = await session.scalar(
-        select(func.count())
-        .select_from(AdapterVersion)
-        .where(
-            AdapterVersion.code == "base_changed",
-            AdapterVersion.state.in_((states.UPLOADED, states.VALIDATING)),
+    failed = AdapterVersion.state == states.FAILED
+    row = (
+        await session.execute(
+            select(func.count().filter(failed), func.count().filter(moved))
+            .select_from(AdapterVersion)
+            .where(or_(failed, moved))
         )
-    )
-    return counts | {"failed": failed or 0, "base_changed": due or 0}
+    ).one()
+    return counts | {"failed": row[0], "base_changed": row[1]}
 
 
 async def claim(

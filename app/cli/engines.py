@@ -4,6 +4,7 @@ Works on the database, and asks the engines themselves how they are.
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -14,9 +15,11 @@ from app.cli.output import JsonFlag, console, fail, print_json, print_rows
 from app.clock import SystemClock
 from app.engines import service
 from app.engines.models import EngineRecord
+from app.engines.registry import EngineRegistry
 from app.engines.schemas import EngineOut
 from app.inference.engines import Engine
 from app.platform import Platform
+from app.settings import Settings
 from engine.errors import EngineError
 
 app = typer.Typer(help="List, drain and resume engines.", no_args_is_help=True)
@@ -98,19 +101,33 @@ def _rows() -> list[dict[str, Any]]:
     records = in_transaction(act)
 
     async def ask() -> list[EngineOut]:
-        return await asyncio.gather(*(_ask(record) for record in records))
+        keys = await public_keys(settings())
+        return await asyncio.gather(*(_ask(record, keys) for record in records))
 
     return [out.model_dump(mode="json") for out in asyncio.run(ask())]
 
 
-async def _ask(record: EngineRecord) -> EngineOut:
+async def public_keys(configured: Settings) -> dict[str, str | None]:
+    """The engines that the settings name or that have registered; their trusted CURVE keys."""
+    keys: dict[str, str | None] = dict.fromkeys(configured.engines)
+    if configured.engine_registry_url:
+        registry = EngineRegistry(configured)
+        await registry.read()
+        await registry.close()
+        for address, found in registry.roll.engines.items():
+            keys.setdefault(address, found.line.public_key)
+    return keys
+
+
+async def _ask(record: EngineRecord, keys: Mapping[str, str | None]) -> EngineOut:
     """The row, and the engine as it answers now."""
     from app.inference.lifespan import connect_engine
 
     configured = settings()
-    if record.address not in configured.engines:
+    if record.address not in keys:
         return EngineOut.of(record, None)
-    engine = Engine(record.address, connect_engine(configured, record.address))
+    client = connect_engine(configured, record.address, keys[record.address])
+    engine = Engine(record.address, client)
     await engine.client.start()
     try:
         async with asyncio.timeout(ASK_S):

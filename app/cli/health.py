@@ -27,13 +27,14 @@ class Process(StrEnum):
 def health(
     process: Process,
     listen: Annotated[
-        str | None, typer.Option(help="Which engine; default: the first of LORAMUX_ENGINES.")
+        str | None, typer.Option(help="Which engine; default: the one that `loramux engine` runs.")
     ] = None,
 ) -> None:
     """Exit status 0 when the PROCESS (api, engine, worker, beat) on this host is well."""
     configured = settings()
     if process is Process.engine:
-        problem = _engine(configured, listen or configured.engines[0])
+        first = next(iter(configured.engines), configured.own_engine)
+        problem = _engine(configured, listen or first)
     elif listen is not None:
         fail("--listen names an engine; leave it out for other processes")
     else:
@@ -56,14 +57,16 @@ def _api(configured: Settings) -> str:
 
 
 def _engine(configured: Settings, address: str) -> str:
+    from app.cli.engines import public_keys
     from app.inference.lifespan import connect_engine
     from engine.errors import EngineError
 
-    if address not in configured.engines:
-        return f"{address} is not among LORAMUX_ENGINES"
+    keys = asyncio.run(public_keys(configured))
+    if address not in keys and address != configured.own_engine:
+        return f"{address} is neither among LORAMUX_ENGINES nor registered"
 
     async def describe() -> None:
-        client = connect_engine(configured, address)
+        client = connect_engine(configured, address, keys.get(address))
         await client.start()
         try:
             async with asyncio.timeout(TIMEOUT_S):

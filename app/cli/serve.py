@@ -50,13 +50,23 @@ def api(port: PortOption = None, host: HostOption = None, data_dir: DataOption =
 
 def engine(
     listen: Annotated[
-        str | None, typer.Option(help="Address; default: the first of LORAMUX_ENGINES.")
+        str | None,
+        typer.Option(
+            help="Address; default: the first of LORAMUX_ENGINES, or one below the data folder."
+        ),
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(help="Address to register, where clients reach it by another than --listen."),
     ] = None,
     data_dir: DataOption = None,
 ) -> None:
     """Run one serving engine."""
     settings = _settings(serves_http=False, data_dir=data_dir)
-    _become(engine_command(settings, listen or settings.engines[0]))
+    if advertise is not None and settings.engine_registry_url is None:
+        _leave("--advertise is for an engine that registers: set LORAMUX_ENGINE_REGISTRY_URL")
+    address = listen or next(iter(settings.engines), settings.own_engine)
+    _become(engine_command(settings, address, advertise=advertise))
 
 
 def worker(data_dir: DataOption = None) -> None:

@@ -20,7 +20,13 @@ TENANT_PAGES = (
     ("Limits", "/console/limits"),
     ("Audit", "/console/audit"),
 )
-OPERATOR_PAGES = (("Tenants", "/console/tenants"), ("Audit", "/console/audit"))
+OPERATOR_PAGES = (
+    ("Tenants", "/console/tenants"),
+    ("Engines", "/console/engines"),
+    ("Jobs", "/console/jobs"),
+    ("System", "/console/system"),
+    ("Audit", "/console/audit"),
+)
 HOMES = {"operator": "/console/tenants"}
 """Where a role begins; others at their adapters."""
 HEADINGS = {

@@ -9,7 +9,8 @@ from app.db import after_commit
 from app.deps import PlatformDep, ReadSession, Session
 from app.engines import service
 from app.engines.models import EngineRecord
-from app.engines.schemas import EngineOut
+from app.engines.schemas import EngineOut, RefusedEngine
+from app.engines.views import others, shown
 from app.platform import Platform
 
 router = APIRouter(prefix="/admin/v1/engines", tags=["operator: engines"])
@@ -19,9 +20,16 @@ router = APIRouter(prefix="/admin/v1/engines", tags=["operator: engines"])
 async def list_engines(
     session: ReadSession, platform: PlatformDep, _: OperatorCaller
 ) -> dict[str, Any]:
-    """Every engine that was ever seen, with what it does now."""
+    """Every engine that was seen lately, with what it does now; and those that registered and are
+    refused, with the reason."""
     rows = await service.list_engines(session)
-    return {"object": "list", "data": [_out(platform, row) for row in rows], "has_more": False}
+    refused = platform.engines.refused.items()
+    return {
+        "object": "list",
+        "data": [shown(platform, row) for row in rows],
+        "refused": [RefusedEngine(address=address, reason=why) for address, why in refused],
+        "has_more": False,
+    }
 
 
 @router.get("/{engine}")
@@ -29,7 +37,7 @@ async def get_engine(
     engine: str, session: ReadSession, platform: PlatformDep, _: OperatorCaller
 ) -> EngineOut:
     """By id or name."""
-    return _out(platform, await service.find_engine(session, engine))
+    return shown(platform, await service.find_engine(session, engine))
 
 
 @router.post("/{engine}/drain")
@@ -46,7 +54,7 @@ async def drain_engine(
     """
     row = await service.find_engine(session, engine)
     if not force:
-        service.refuse_to_drain_the_last(row, _others(platform, row))
+        service.refuse_to_drain_the_last(row, others(platform, row))
     return await _set(session, platform, caller, row, drained=True)
 
 
@@ -69,20 +77,4 @@ async def _set(
 ) -> EngineOut:
     row = await service.set_drained(session, row.id, drained=drained, actor=caller)
     after_commit(session, platform.engines.wake)
-    return _out(platform, row)
-
-
-def _others(platform: Platform, row: EngineRecord) -> int:
-    """Other engines of the same base model that take requests."""
-    return sum(
-        other.usable
-        and other.address != row.address
-        and other.description is not None
-        and other.description.base_digest == row.base_digest
-        for other in platform.engines.all
-    )
-
-
-def _out(platform: Platform, row: EngineRecord) -> EngineOut:
-    engine = next((e for e in platform.engines.all if e.address == row.address), None)
-    return EngineOut.of(row, engine)
+    return shown(platform, row)

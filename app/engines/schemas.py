@@ -6,17 +6,26 @@ from typing import Literal
 from pydantic import BaseModel
 
 from app.engines.models import EngineRecord
+from app.engines.registry import Registered
 from app.inference.engines import Engine
 from engine.types import EngineStatus
 
 State = Literal["ready", "draining", "drained", "unreachable", "unusable", "gone"]
 
 
+class RefusedEngine(BaseModel):
+    """One that registered and is not used."""
+
+    address: str
+    reason: str
+
+
 class EngineOut(BaseModel):
     """One engine. Figures are of the moment and null while it does not answer.
 
     `drained`: it takes no new requests and none is left. `unusable`: it answers, and `problem`
-    says why it gets no requests. `gone`: it was seen once and the settings no longer name it.
+    says why it gets no requests. `gone`: it was seen once; the settings do not name it and it has
+    no registration. `lease_ms`: how long its registration holds without a new sign of it.
     """
 
     object: Literal["engine"] = "engine"
@@ -36,12 +45,15 @@ class EngineOut(BaseModel):
     kv_blocks_used: int | None = None
     step_ms_p50: float | None = None
     uptime_ms: float | None = None
+    lease_ms: int | None = None
     first_seen_at: datetime
     last_seen_at: datetime | None
 
     @classmethod
-    def of(cls, row: EngineRecord, engine: Engine | None) -> "EngineOut":
-        """`engine`: what this process knows of it now; None for one that is not configured."""
+    def of(
+        cls, row: EngineRecord, engine: Engine | None, registered: Registered | None = None
+    ) -> "EngineOut":
+        """`engine`: what this process knows of it now; None for one that it does not know."""
         out = cls(
             id=row.id,
             name=row.name,
@@ -52,6 +64,7 @@ class EngineOut(BaseModel):
             base_digest=row.base_digest,
             first_seen_at=row.first_seen_at,
             last_seen_at=row.last_seen_at,
+            lease_ms=None if registered is None else registered.lease_ms,
         )
         if engine is None:
             return out
@@ -76,7 +89,7 @@ class EngineOut(BaseModel):
 
 
 def _state(engine: Engine, *, drained: bool) -> State:
-    if not (engine.client.alive or engine.client.draining):
+    if not engine.answers:
         return "unreachable"
     if engine.description is None:
         return "unusable"

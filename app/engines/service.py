@@ -1,7 +1,8 @@
 """The operator's wishes for engines: drain one, resume it. Routers carry them out."""
 
 import contextlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy.exc import IntegrityError
@@ -16,6 +17,8 @@ from app.errors import Conflict, NotFound
 from app.ids import new_id
 from app.inference.engines import Engine
 
+FORGOTTEN_AFTER = timedelta(days=7)
+"""An engine that nobody has seen for so long, and that nobody wants drained, is not listed."""
 SEEN_GRAIN = timedelta(seconds=30)
 """`last_seen_at` is not written more often than this."""
 
@@ -41,13 +44,19 @@ def _is_news(engine: Engine, row: EngineRecord | None, now: datetime) -> bool:
 
 
 async def _note(session: AsyncSession, engines: Sequence[Engine], now: datetime) -> None:
+    known = {engine.address for engine in engines}
     rows = {row.address: row for row in await repository.everyone(session)}
+    numbers = itertools.count(_highest_number(rows.values()) + 1)
+    for address, old in list(rows.items()):
+        unseen = now - (old.last_seen_at or old.first_seen_at)
+        if address not in known and not old.drained and unseen > FORGOTTEN_AFTER:
+            await session.delete(rows.pop(address))
     for engine in engines:
         row = rows.get(engine.address)
         if row is None:
             row = rows[engine.address] = EngineRecord(
                 id=new_id("eng"),
-                name=f"engine-{len(rows)}",
+                name=f"engine-{next(numbers)}",
                 address=engine.address,
                 drained=False,
                 first_seen_at=now,
@@ -55,6 +64,11 @@ async def _note(session: AsyncSession, engines: Sequence[Engine], now: datetime)
             session.add(row)
         if engine.description is not None and engine.client.alive:
             row.base_digest, row.last_seen_at = engine.description.base_digest, now
+
+
+def _highest_number(rows: Iterable[EngineRecord]) -> int:
+    """Of `engine-0`, `engine-1`, …; -1 without any."""
+    return max((int(row.name.removeprefix("engine-")) for row in rows), default=-1)
 
 
 async def list_engines(session: AsyncSession) -> Sequence[EngineRecord]:

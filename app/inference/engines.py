@@ -5,6 +5,7 @@ a request goes only to engines of its base (by digest).
 """
 
 import asyncio
+from collections import deque
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -20,8 +21,10 @@ from typing import Protocol
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from app.engines.registry import Registered, Roll
 from app.errors import Overloaded
 from app.inference import routing
+from app.inference.links import Links
 from app.inference.routing import Candidate
 from engine.errors import EngineError, EngineUnavailable
 from engine.text import TextCodec
@@ -32,9 +35,12 @@ from engine.types import (
     JournalEntry,
     ModelDescription,
     RequestOutput,
+    StepCounts,
 )
 
 POLL_S = 1.0
+SAMPLES = 61
+"""So many figures of each engine's steps are kept, one a poll: a minute."""
 ASK_TIMEOUT_S = 10.0
 
 log = structlog.get_logger(__name__)
@@ -66,6 +72,27 @@ Wishes = Callable[[Sequence["Engine"]], Awaitable[Mapping[str, bool]]]
 """Notes which engines there are; by address, whether the operator wants each drained."""
 
 
+class Registry(Protocol):
+    """What the router needs of `app.engines.registry.EngineRegistry`."""
+
+    @property
+    def roll(self) -> Roll: ...
+    @property
+    def problem(self) -> str | None: ...
+    async def read(self) -> bool: ...
+    def public_key(self, address: str) -> str | None: ...
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """An engine's sums over all its steps at one moment; two of them tell what lay between."""
+
+    engine_id: str
+    steps: int
+    counts: StepCounts
+
+
 @dataclass
 class Engine:
     """One engine as this process last saw it."""
@@ -77,6 +104,10 @@ class Engine:
     in_flight: set[str] = field(default_factory=set)
     problem: str = "it has not answered yet"
     drained: bool = False  # the operator's wish
+    public_key: str | None = None  # under which it registered
+    polling: asyncio.Task[None] | None = None
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    samples: deque[StepSample] = field(default_factory=lambda: deque(maxlen=SAMPLES))
 
     @property
     def usable(self) -> bool:
@@ -86,6 +117,11 @@ class Engine:
             and not self.drained
             and not (self.status is not None and self.status.draining)
         )
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is there, also while it takes no new requests."""
+        return self.client.alive or self.client.draining
 
     def candidate(self, ref: AdapterRef | None) -> Candidate:
         running, waiting = len(self.in_flight), 0
@@ -105,7 +141,7 @@ class EngineRouter:
 
     `load_codecs` read the base models' tokenizers (they block, so a thread runs them), the
     default one first; `remember` is awaited with every description that an engine gives, `wishes`
-    every second.
+    every second. Engines come and go as `registry` says, beside those at `addresses`.
     """
 
     def __init__(
@@ -115,7 +151,10 @@ class EngineRouter:
         connect: Connect,
         remember: Remember,
         wishes: Wishes | None = None,
+        registry: Registry | None = None,
     ) -> None:
+        self._named = frozenset(addresses)
+        self._registry = registry
         self._engines = {address: Engine(address, connect(address)) for address in addresses}
         self._connect = connect
         self._load_codecs = load_codecs
@@ -130,6 +169,7 @@ class EngineRouter:
     async def start(self) -> None:
         for engine in self._engines.values():
             await engine.client.start()
+        await self._read_registry()
         self._watcher = asyncio.create_task(self._watch(), name="engine-watch")
 
     async def close(self) -> None:
@@ -139,6 +179,8 @@ class EngineRouter:
             self._watcher = None
         for engine in self._engines.values():
             await engine.client.close()
+        if self._registry is not None:
+            await self._registry.close()
 
     @property
     def codec(self) -> TextCodec:
@@ -159,12 +201,31 @@ class EngineRouter:
         return list(self._engines.values())
 
     @property
-    def links(self) -> list[EngineLink]:
-        """The clients of all engines, reachable or not."""
-        return [engine.client for engine in self._engines.values()]
+    def links(self) -> Links:
+        """The clients of all engines, reachable or not, as they come and go."""
+        return Links(
+            lambda: [engine.client for engine in self._engines.values()],
+            lambda: self.registry_problem,
+        )
+
+    @property
+    def registered(self) -> Mapping[str, Registered]:
+        """What engines say of themselves in the registry, by address."""
+        return self._registry.roll.engines if self._registry is not None else {}
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Engines that registered and are not used, by address; why."""
+        return self._registry.roll.refused if self._registry is not None else {}
+
+    @property
+    def registry_problem(self) -> str | None:
+        """Why the registry cannot be read; None when it can, or there is none."""
+        return self._registry.problem if self._registry is not None else None
 
     async def refresh(self) -> None:
         """Reads the tokenizer if that is still to do, and asks every engine how it is."""
+        await self._read_registry()
         if await self._read_codecs():
             await self._read_wishes()
             await asyncio.gather(*(self._ask(engine) for engine in self._engines.values()))
@@ -240,7 +301,11 @@ class EngineRouter:
             return self._codec_problem
         if any(engine.usable for engine in self._engines.values()):
             return None
-        return "; ".join(f"{e.address}: {e.problem}" for e in self._engines.values())
+        told = [f"{e.address}: {e.problem}" for e in self._engines.values()]
+        told += [f"{address}: {why}" for address, why in self.refused.items()]
+        if self.registry_problem is not None:
+            told.append(self.registry_problem)
+        return "; ".join(told) or "no engine has registered"
 
     async def _watch(self) -> None:
         while True:
@@ -249,8 +314,47 @@ class EngineRouter:
             await asyncio.sleep(POLL_S)
         async with asyncio.TaskGroup() as watching:  # ends once all of them have
             watching.create_task(self._watch_wishes())
-            for engine in self._engines.values():
-                watching.create_task(self._poll(engine))
+            while True:
+                for engine in self._engines.values():
+                    if engine.polling is None:
+                        engine.polling = watching.create_task(self._poll(engine))
+                await asyncio.sleep(POLL_S)
+                await self._read_registry()
+
+    async def _read_registry(self) -> None:
+        """Takes on engines that have registered, and lets go of those that are gone.
+
+        One that still answers is kept, whatever the registry says, and so is one with requests.
+        """
+        if self._registry is None or not await self._registry.read():
+            return
+        found = self._registry.roll.engines
+        for engine in list(self._engines.values()):
+            if engine.address in self._named or engine.answers or engine.in_flight:
+                continue
+            known = found.get(engine.address)
+            if known is None or known.line.public_key != engine.public_key:
+                await self._let_go(engine)
+        for address in found.keys() - self._engines.keys():
+            await self._take_on(address, self._registry)
+
+    async def _take_on(self, address: str, registry: Registry) -> None:
+        try:
+            engine = Engine(address, self._connect(address))
+        except EngineError as error:  # this host has no CURVE keys of its own
+            registry.roll.refused[address] = error.message
+            return
+        engine.public_key = registry.public_key(address)
+        await engine.client.start()
+        self._engines[address] = engine
+        log.info("engine_joined", engine=address)
+
+    async def _let_go(self, engine: Engine) -> None:
+        del self._engines[engine.address]
+        if engine.polling is not None:
+            engine.polling.cancel()
+        await engine.client.close()
+        log.info("engine_left", engine=engine.address)
 
     async def _watch_wishes(self) -> None:
         while True:
@@ -310,6 +414,11 @@ class EngineRouter:
         return bool(self._codecs)
 
     async def _ask(self, engine: Engine) -> None:
+        """One at a time: an older answer must not come after a newer one."""
+        async with engine.asking:
+            await self._ask_now(engine)
+
+    async def _ask_now(self, engine: Engine) -> None:
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 status = await engine.client.status()
@@ -317,6 +426,9 @@ class EngineRouter:
                 if engine.description is None or not known:
                     await self._accept(engine, await engine.client.describe())
                 engine.status = status
+                engine.samples.append(
+                    StepSample(status.engine_id, status.steps, status.step_counts)
+                )
             await self._obey(engine)
         except (EngineError, TimeoutError) as error:
             engine.problem = getattr(error, "message", "it does not answer")

@@ -10,7 +10,8 @@ import structlog
 
 from app.adapters.base_models import remember
 from app.db import to_its_end
-from app.engines import service as engine_registry
+from app.engines import service as engine_rows
+from app.engines.registry import EngineRegistry
 from app.inference.engines import Engine, EngineLink, EngineRouter
 from app.limits.open import open_limits
 from app.limits.service import Limits
@@ -56,22 +57,28 @@ async def lifespan(platform: Platform) -> AsyncIterator[None]:
 
 
 def open_router(platform: Platform) -> EngineRouter:
-    """The engines that the settings name; connects when it is started."""
+    """The engines that the settings name and those that register; connects when it is started."""
     settings = platform.settings
+    registry = EngineRegistry(settings) if settings.engine_registry_url else None
+
+    def connect(address: str) -> EngineLink:
+        registered = registry.public_key(address) if registry is not None else None
+        return connect_engine(settings, address, registered)
 
     async def note(description: ModelDescription) -> None:
         await to_its_end(remember(platform.db, description, platform.clock.now()))
 
     async def wishes(engines: Sequence[Engine]) -> dict[str, bool]:
         now = platform.clock.now()
-        return await to_its_end(engine_registry.wishes(platform.db, engines, now))
+        return await to_its_end(engine_rows.wishes(platform.db, engines, now))
 
     return EngineRouter(
         settings.engines,
         [partial(load_codec, path, settings.tool_format) for path in settings.base_models],
-        lambda address: connect_engine(settings, address),
+        connect,
         note,
         wishes,
+        registry,
     )
 
 
@@ -98,10 +105,17 @@ def load_codec(base_model: Path, tool_format: ToolSetting = "auto") -> TextCodec
     return TextCodec.load(base_model, tool_format=tool_format)
 
 
-def connect_engine(settings: Settings, address: str) -> EngineLink:
+def connect_engine(settings: Settings, address: str, registered: str | None = None) -> EngineLink:
+    """`registered`: the trusted public key of an engine on tcp that the settings do not name.
+
+    Raises CurveKeyError where this host has no keys of its own.
+    """
     if not address.startswith("tcp://"):
         return EngineClient(address)
-    public_key = settings.engine_public_keys[settings.engines.index(address)]
+    if address in settings.engines:
+        public_key = settings.engine_public_keys[settings.engines.index(address)]
+    else:
+        public_key = registered or ""
     return EngineClient(address, curve=load_client_curve(curve_dir(settings), public_key))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.keys.models import ApiKey
@@ -25,6 +25,17 @@ async def get(session: AsyncSession, tenant_id: str, *, lock: bool = False) -> T
 
 async def by_name(session: AsyncSession, name: str) -> Tenant | None:
     return (await session.execute(select(Tenant).where(Tenant.name == name))).scalar_one_or_none()
+
+
+async def named(session: AsyncSession, keys: Iterable[str]) -> dict[str, Tenant]:
+    """Tenants by their id and by their salt, as far as `keys` have one of both.
+
+    Of any tenant: for the operator.
+    """
+    wanted = list(keys)
+    query = select(Tenant).where(or_(Tenant.id.in_(wanted), Tenant.salt.in_(wanted)))
+    rows = list((await session.scalars(query)).all())
+    return {row.id: row for row in rows} | {row.salt: row for row in rows}
 
 
 async def page(

@@ -179,6 +179,12 @@ async def tenant_table(
     return await repository.table(session, wanted, deleted=deleted)
 
 
+async def named(session: AsyncSession, keys: Iterable[str]) -> dict[str, Tenant]:
+    """For an operator: the tenants that have these ids or salts, by either."""
+    wanted = sorted(set(keys))
+    return await repository.named(session, wanted) if wanted else {}
+
+
 def _apply(tenant: Tenant, changes: Mapping[str, Any]) -> None:
     for name, value in changes.items():
         if name not in LIMITS:

@@ -104,6 +104,7 @@ def environment_of(
         "LORAMUX_DATA_DIR": str(data),
         "LORAMUX_DATABASE_URL": database,
         "LORAMUX_REDIS_URL": broker,
+        "LORAMUX_ENGINE_REGISTRY_URL": broker,
         "LORAMUX_PORT": str(port),
     }
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("LORAMUX_")}

@@ -17,6 +17,7 @@ ENGINE_FOR_APP = {
     "engine.tool_format",
     "engine.gguf",
     "engine.curve",
+    "engine.registration",
     "engine.tracing",
     "engine.adapters",
 }
