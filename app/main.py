@@ -41,8 +41,9 @@ DOMAINS = (
     "engines",
     "console",
 )
-"""Each may have `routes.py` with a `router`, and `lifespan.py` with
-`lifespan(platform)`, an async context manager entered in this order."""
+"""Each may have `routes.py` with a `router` (`tenant_routes.py`: those of /v1 where the others are
+operators'), and `lifespan.py` with `lifespan(platform)`, an async context manager entered in this
+order."""
 SWEEP_EVERY_S = 600.0
 READ_SECRETS_EVERY_S = 60.0
 MULTIPART_SLACK_BYTES = 2 * 1024 * 1024
@@ -72,7 +73,7 @@ def create_app(settings: Settings | None = None, *, platform: Platform | None = 
     error_handlers.install(app)
     app.include_router(health.router)
     api_docs.install(app)
-    for routes in _files("routes"):
+    for routes in (*_files("routes"), *_files("tenant_routes")):
         app.include_router(routes.router)
     _surround(app, platform)
     return app

@@ -44,7 +44,11 @@ def create(
         list[str], typer.Option("--adapter", help="Restrict to this adapter; may be repeated.")
     ] = [],  # noqa: B006
     access: Annotated[
-        str, typer.Option(help="full; read: look at everything; inference: only call models.")
+        str,
+        typer.Option(
+            help="full; read: look at everything; inference: only call models; "
+            "manage: keys and users too."
+        ),
     ] = "full",
     network: Annotated[
         list[str],

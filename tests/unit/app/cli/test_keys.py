@@ -36,7 +36,7 @@ class TestCreate:
         [
             (("--adapter", "nothing"), "no adapter 'nothing'"),
             (("--network", "here"), "no network"),
-            (("--access", "all"), "full, inference, read"),
+            (("--access", "all"), "full, inference, manage, read"),
             (("--limit", "requests_per_minute=11"), "may only tighten"),
             (("--limit", "max_rank=8"), "is no limit"),
         ],
