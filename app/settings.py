@@ -125,8 +125,9 @@ class Settings(BaseSettings):
     base_model: Path = Field(default_factory=packaged_base_model)
     """A GGUF file or a Hugging Face checkpoint folder."""
     tool_format: Literal["auto", "hermes", "none"] = "auto"
-    """How the base model writes tool calls. `auto` finds Hermes' format in its chat template;
-    `hermes` shows tools to a ChatML model whose template has none; `none` refuses tools."""
+    """How the base model writes tool calls. `auto` finds Hermes' or Llama's format in its chat
+    template; `hermes` shows tools to a ChatML model whose template has none; `none` refuses
+    tools."""
     engines: CommaList = Field(default_factory=_default_engine)
     """Addresses of the engines (comma separated): `ipc://path` or `tcp://host:port`."""
     engine_base_models: CommaList = []
