@@ -23,10 +23,11 @@ from app.tenants import service as tenants
 from app.users import service, sessions
 from app.users.links import link_url
 from app.users.models import User
+from app.users.schemas import SessionOut
 from app.users.service import UserRole
 
 app = typer.Typer(
-    help="Invite, list, suspend and remove users of the console.", no_args_is_help=True
+    help="Invite, list, change, suspend and remove users of the console.", no_args_is_help=True
 )
 
 ROLES = {"admin": "tenant_admin", "viewer": "tenant_viewer", "operator": "operator"}
@@ -95,6 +96,45 @@ def reset(email: str) -> None:
         return link_url(platform.settings, invitation)
 
     _change(email, change)
+
+
+@app.command()
+def role(
+    email: str, to: Annotated[str, typer.Argument(metavar="ROLE", help="admin or viewer.")]
+) -> None:
+    """Make a tenant's user its admin or a viewer."""
+    if to not in ("admin", "viewer"):
+        fail(f"{to!r} is no role; choose admin or viewer")
+
+    async def change(platform: Platform, session: AsyncSession, user: User) -> str:
+        changed = await service.set_role(
+            session,
+            user.id,
+            role="tenant_admin" if to == "admin" else "tenant_viewer",
+            tenant_id=None,
+            now=platform.clock.now(),
+            actor=ACTOR,
+        )
+        return f"{changed.email} is {to}"
+
+    _change(email, change)
+
+
+@app.command("sessions")
+def list_sessions(email: str, as_json: JsonFlag = False) -> None:
+    """Show where a user is signed in."""
+
+    async def act(_: Platform, session: AsyncSession) -> list[dict[str, Any]]:
+        user = await service.find_by_email(session, email)
+        rows = await sessions.list_sessions(session, user.id, tenant_id=None)
+        return [SessionOut.of(row).model_dump() for row in rows]
+
+    print_rows(
+        in_transaction(act),
+        ("created_at", "last_seen_at", "address", "user_agent"),
+        as_json=as_json,
+        empty=f"{email} is signed in nowhere.",
+    )
 
 
 @app.command()
