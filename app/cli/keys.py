@@ -17,6 +17,7 @@ from app.cli.output import (
     fail,
     print_json,
     print_rows,
+    say,
 )
 from app.cli.tenants import LimitOption, parse_limits
 from app.clock import SystemClock
@@ -153,10 +154,7 @@ def update(
         return _row(key, None, service.state(key, now))
 
     changed = in_transaction(act)
-    if as_json:
-        print_json(changed)
-        return
-    console.print(f"{changed['key']} is changed: {', '.join(sorted(wanted))}", highlight=False)
+    say(f"{changed['key']} is changed: {', '.join(sorted(wanted))}", changed, as_json=as_json)
 
 
 @app.command()
@@ -187,15 +185,16 @@ def rotate(
 
 
 @app.command()
-def revoke(key_id: str) -> None:
+def revoke(key_id: str, as_json: JsonFlag = False) -> None:
     """Revoke a key at once."""
 
-    async def act(platform: Platform, session: AsyncSession) -> str:
+    async def act(platform: Platform, session: AsyncSession) -> dict[str, Any]:
         now = platform.clock.now()
         key = await service.revoke_key(session, key_id, now=now, actor=ACTOR, tenant_id=None)
-        return key.public_id
+        return _row(key, None, service.state(key, now))
 
-    console.print(f"lmx_{in_transaction(act)}_… is revoked")
+    revoked = in_transaction(act)
+    say(f"{revoked['key']} is revoked", revoked, as_json=as_json)
 
 
 @app.command()

@@ -10,7 +10,7 @@ import typer
 
 from app.cli.adapters import KeyOption, UrlOption
 from app.cli.http import api, expect
-from app.cli.output import JsonFlag, console, fail, print_json, print_rows
+from app.cli.output import JsonFlag, console, fail, print_json, print_rows, say
 from app.clock import SystemClock
 from app.paging import MAX_LIMIT
 
@@ -70,23 +70,29 @@ def rotate(
 
 
 @app.command()
-def delete(webhook_id: IdArgument, url: UrlOption = None, key: KeyOption = None) -> None:
+def delete(
+    webhook_id: IdArgument, url: UrlOption = None, key: KeyOption = None, as_json: JsonFlag = False
+) -> None:
     """Delete a webhook with its deliveries."""
     with api(url, key) as client:
-        expect(client.delete(_path(webhook_id)))
-    console.print(f"{webhook_id} is deleted")
+        gone = expect(client.delete(_path(webhook_id)))
+    say(f"{webhook_id} is deleted", gone, as_json=as_json)
 
 
 @app.command()
-def enable(webhook_id: IdArgument, url: UrlOption = None, key: KeyOption = None) -> None:
+def enable(
+    webhook_id: IdArgument, url: UrlOption = None, key: KeyOption = None, as_json: JsonFlag = False
+) -> None:
     """Send to a webhook again that was disabled."""
-    _switch(webhook_id, url, key, enabled=True)
+    _switch(webhook_id, url, key, as_json, enabled=True)
 
 
 @app.command()
-def disable(webhook_id: IdArgument, url: UrlOption = None, key: KeyOption = None) -> None:
+def disable(
+    webhook_id: IdArgument, url: UrlOption = None, key: KeyOption = None, as_json: JsonFlag = False
+) -> None:
     """Send nothing more to a webhook; what waits for it is given up."""
-    _switch(webhook_id, url, key, enabled=False)
+    _switch(webhook_id, url, key, as_json, enabled=False)
 
 
 @app.command("test")
@@ -154,11 +160,13 @@ def resend(
     delivery_id: Annotated[str, typer.Argument(help="loramux webhooks deliveries lists them.")],
     url: UrlOption = None,
     key: KeyOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Send a delivery again, whatever came of it."""
+    path = f"{_path(webhook_id)}/deliveries/{quote(delivery_id, safe='')}/resend"
     with api(url, key) as client:
-        expect(client.post(f"{_path(webhook_id)}/deliveries/{quote(delivery_id, safe='')}/resend"))
-    console.print(f"{delivery_id} is due now")
+        delivery = expect(client.post(path))
+    say(f"{delivery_id} is due now", delivery, as_json=as_json)
 
 
 # --------------------------------------------------------------------------- requests
@@ -168,10 +176,12 @@ def _path(webhook_id: str) -> str:
     return f"/v1/webhooks/{quote(webhook_id, safe='')}"
 
 
-def _switch(webhook_id: str, url: str | None, key: str | None, *, enabled: bool) -> None:
+def _switch(
+    webhook_id: str, url: str | None, key: str | None, as_json: bool, *, enabled: bool
+) -> None:
     with api(url, key) as client:
-        expect(client.patch(_path(webhook_id), json={"enabled": enabled}))
-    console.print(f"{webhook_id} is {'enabled' if enabled else 'disabled'}")
+        changed = expect(client.patch(_path(webhook_id), json={"enabled": enabled}))
+    say(f"{webhook_id} is {'enabled' if enabled else 'disabled'}", changed, as_json=as_json)
 
 
 def _await_attempt(client: httpx.Client, delivery: dict[str, Any], wait_s: float) -> dict[str, Any]:
