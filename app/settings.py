@@ -226,6 +226,10 @@ class Settings(BaseSettings):
     """An endpoint that took nothing for this long is disabled when a message is given up."""
     tenant_max_webhooks: int = Field(default=10, ge=0, le=100)
     """Webhook endpoints of one tenant."""
+    tenant_max_keys: int = Field(default=1000, ge=1)
+    """Working keys of one tenant, beyond which its own keys make no more."""
+    tenant_max_users: int = Field(default=200, ge=1)
+    """Users of one tenant, beyond which its own keys invite no more."""
 
     # ------------------------------------------------------------------ ledger
     ledger_lease_s: float = Field(default=900.0, gt=0)

@@ -46,12 +46,16 @@ async def create_own_key(
     async def create() -> NewKeyOut:
         own = await grants.own_key(session, caller)
         bounds = grants.inherited(own, body.model_dump())
+        now = platform.clock.now()
+        tenant = await tenants.find_tenant(session, caller.tenant_id, lock=True)
+        most = platform.settings.tenant_max_keys
+        await service.require_room(session, tenant.id, most=most, now=now)
         made = await service.create_key(
             session,
             secrets=platform.secrets,
-            now=platform.clock.now(),
+            now=now,
             actor=caller,
-            tenant=await tenants.find_tenant(session, caller.tenant_id),
+            tenant=tenant,
             name=body.name,
             adapters=body.adapters,
             access=body.access,

@@ -46,11 +46,14 @@ async def invite_own_user(
 
     async def create() -> LinkOut:
         await _require_unbound(session, caller)
+        tenant = await tenants.find_tenant(session, caller.tenant_id, lock=True)
+        most = platform.settings.tenant_max_users
+        await service.require_room(session, tenant.id, most=most)
         invitation = await service.invite(
             session,
             email=body.email,
             role=body.role,
-            tenant=await tenants.find_tenant(session, caller.tenant_id),
+            tenant=tenant,
             secrets=platform.secrets,
             passwords=platform.passwords,
             settings=platform.settings,

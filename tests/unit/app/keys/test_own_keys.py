@@ -64,6 +64,18 @@ async def test_creating_twice_with_one_idempotency_key_makes_one(
     assert answers[0].json() == answers[1].json()
 
 
+async def test_working_keys_are_bounded_and_a_revoked_one_makes_room(
+    client: httpx.AsyncClient, platform: Platform
+) -> None:
+    platform.settings = platform.settings.model_copy(update={"tenant_max_keys": 2})
+    headers = bearer(await managing(platform))
+    second = (await client.post("/v1/keys", json={}, headers=headers)).json()["id"]
+    third = await client.post("/v1/keys", json={}, headers=headers)
+    assert code(third) == (409, "too_many_keys", None)
+    await client.post(f"/v1/keys/{second}/revoke", headers=headers)
+    assert (await client.post("/v1/keys", json={}, headers=headers)).status_code == 201
+
+
 class TestAKeyHandsOutNoMoreThanItHas:
     async def test_what_is_left_out_is_as_tight_as_the_key_that_asks(
         self, client: httpx.AsyncClient, platform: Platform, clock: FrozenClock

@@ -39,6 +39,15 @@ async def test_somebody_is_invited_made_admin_signed_out_suspended_and_removed(
     ]  # fmt: skip
 
 
+async def test_users_are_bounded(client: httpx.AsyncClient, platform: Platform) -> None:
+    platform.settings = platform.settings.model_copy(update={"tenant_max_users": 1})
+    headers = bearer(await make_key(platform, await make_tenant(platform), access="manage"))
+    assert (await client.post("/v1/users", json=VIEWER, headers=headers)).status_code == 201
+    another = VIEWER | {"email": "bob@example.com"}
+    refused = await client.post("/v1/users", json=another, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "too_many_users")
+
+
 async def test_a_suspended_users_session_is_over_at_once(
     client: httpx.AsyncClient, platform: Platform
 ) -> None:
