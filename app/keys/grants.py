@@ -42,12 +42,18 @@ def inherited(own: ApiKey | None, wanted: Mapping[str, Any]) -> dict[str, Any]:
     return bounds
 
 
+def left(key: ApiKey, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A key's bounds once it is changed: all of them, for wider access to a key that is bound less
+    tightly would be more than its changer has."""
+    return {name: changes.get(name, current(key, name)) for name in BOUNDS}
+
+
 def require_within(own: ApiKey | None, bounds: Mapping[str, Any]) -> None:
     """Raises Forbidden for the first of these bounds that is looser than the key's own."""
     if own is None:
         return
     for name, value in bounds.items():
-        if name in BOUNDS and not _is_within(own, name, value):
+        if not _is_within(own, name, value):
             raise Forbidden(
                 f"{name} would be looser than that of the key lmx_{own.public_id}_… that asks; "
                 "send what lies within it, or use a key without that bound.",

@@ -98,8 +98,9 @@ async def update_own_key(
     """Only what is sent changes; null ends a restriction, where the key that asks has none."""
     now = platform.clock.now()
     wanted = body.model_dump(exclude_unset=True)
-    await service.find_key(session, key_id, tenant_id=caller.tenant_id, lock=True)
-    grants.require_within(await grants.own_key(session, caller), wanted)
+    key = await service.find_key(session, key_id, tenant_id=caller.tenant_id, lock=True)
+    if wanted.keys() - {"name"}:
+        grants.require_within(await grants.own_key(session, caller), grants.left(key, wanted))
     key = await changes.update_key(
         session,
         key_id,
@@ -129,8 +130,7 @@ async def rotate_own_key(
 
     async def rotate() -> NewKeyOut:
         old = await service.find_key(session, key_id, tenant_id=caller.tenant_id, lock=True)
-        bounds = {name: grants.current(old, name) for name in grants.BOUNDS}
-        grants.require_within(await grants.own_key(session, caller), bounds)
+        grants.require_within(await grants.own_key(session, caller), grants.left(old, {}))
         made = await service.rotate_key(
             session,
             key_id,

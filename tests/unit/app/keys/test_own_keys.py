@@ -122,14 +122,20 @@ class TestAKeyHandsOutNoMoreThanItHas:
                 answer = await client.patch(f"/v1/keys/{target}", json=change, headers=headers)
                 assert code(answer) == refused
 
-    async def test_a_less_bound_key_is_not_rotated_into_its_hands(
+    async def test_a_less_bound_key_is_neither_rotated_nor_widened(
         self, client: httpx.AsyncClient, platform: Platform
     ) -> None:
         own = await managing(platform, networks=["127.0.0.0/8"])
         tenant = await _tenant_of(platform, own)
         free = await make_key(platform, tenant)
-        answer = await client.post(f"/v1/keys/{free.row.id}/rotate", headers=bearer(own))
-        assert code(answer) == (403, "beyond_own_key", "networks")
+        path, refused = f"/v1/keys/{free.row.id}", (403, "beyond_own_key", "networks")
+        answer = await client.post(f"{path}/rotate", headers=bearer(own))
+        assert code(answer) == refused
+        for change in ({"access": "manage"}, {"adapters": None}, {"expires_at": None}):
+            answer = await client.patch(path, json=change, headers=bearer(own))
+            assert code(answer) == refused
+        named = await client.patch(path, json={"name": "old one"}, headers=bearer(own))
+        assert named.json()["name"] == "old one"
         revoked = await client.post(f"/v1/keys/{free.row.id}/revoke", headers=bearer(own))
         assert revoked.json()["state"] == "revoked"
 
