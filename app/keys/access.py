@@ -13,7 +13,8 @@ from app.errors import Forbidden
 
 READING = frozenset({"GET", "HEAD"})
 _INFERENCE = re.compile(r"/v1/(models(/.*)?|chat/completions|completions|limits)")
-_MANAGED = ("/v1/keys", "/v1/users")
+_WHOLE_TENANT = ("/v1/keys", "/v1/users", "/v1/audit")
+"""What is told of the whole tenant, and changed by managing keys alone."""
 
 
 def check_access(caller: Caller, method: str, path: str) -> None:
@@ -29,15 +30,15 @@ def check_access(caller: Caller, method: str, path: str) -> None:
             "for adapters and usage.",
             code="inference_only_key",
         )
-    if f"{path}/".startswith(tuple(f"{managed}/" for managed in _MANAGED)):
-        _check_managing(caller, method)
+    if f"{path}/".startswith(tuple(f"{part}/" for part in _WHOLE_TENANT)):
+        _check_whole_tenant(caller, method)
 
 
-def _check_managing(caller: Caller, method: str) -> None:
+def _check_whole_tenant(caller: Caller, method: str) -> None:
     if caller.adapter_scope is not None:
         raise Forbidden(
-            "This key is limited to some adapters, and keys and users are those of the whole "
-            "tenant; use a key without that limit.",
+            "This key is limited to some adapters, and keys, users and the audit log are those of "
+            "the whole tenant; use a key without that limit.",
             code="key_scope",
         )
     if method not in READING and caller.access != "manage":

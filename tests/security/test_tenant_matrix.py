@@ -37,8 +37,8 @@ CREATED_BY_API = {
     "user_id": ("/v1/users", {"email": "theirs@example.com", "role": "tenant_viewer"}),
 }
 """Path parameter -> where its owner makes one, and with what body; when the document has it."""
-MANAGED = ("/v1/keys", "/v1/users")
-"""What only a key with manage access may change."""
+MANAGED = ("/v1/keys", "/v1/users", "/v1/audit")
+"""Of the whole tenant; only a key with manage access changes it."""
 NO_OWNER = {"delivery_id": "whd_" + "0" * 26, "number": "1", "alias": "live"}
 """Parameters that mean something only below another one."""
 
@@ -295,7 +295,7 @@ class TestACredentialThatIsNotEnough:
         found = await self.everywhere(served, document, bearer(key), only=managing)
         assert found == {(403, "manage_key_needed")}
 
-    async def test_a_key_for_some_adapters_that_would_see_keys_or_users(
+    async def test_a_key_for_some_adapters_that_would_see_the_whole_tenant(
         self, served: httpx.AsyncClient, platform: Platform, document: Document, owner: Tenant
     ) -> None:
         key = await make_key(platform, owner, adapters=["support"])
