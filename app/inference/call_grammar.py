@@ -21,7 +21,8 @@ ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 def call_grammar(use: ToolUse, family: ToolFormat) -> Grammar | None:
     """None where the model may write anything. Raises InvalidRequest (`response_format`) where a
     call could not be told from an answer."""
-    if not use.forced and not use.strict and use.parallel and use.answer is None:
+    parallel = use.parallel or family == "llama"  # whose answer is one call at most anyway
+    if not use.forced and not use.strict and parallel and use.answer is None:
         return None
     calls = {
         name: schema if use.forced or name in use.strict else ANY_ARGUMENTS

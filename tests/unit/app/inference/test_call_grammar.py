@@ -107,6 +107,13 @@ class TestLlama:
         held = [LLAMA.replace("city", "town"), '{"a": 1}', f" {LLAMA}", f"{LLAMA} and"]
         assert taken(vocabulary, settings, "llama", free + held) == [True] * 4 + [False] * 4
 
+    def test_one_call_needs_no_grammar(self, settings: Settings) -> None:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        call = chat_call(body | {"tools": [tool("f")], "parallel_tool_calls": False}, settings)
+        assert call.tools is not None
+        assert call_grammar(call.tools, "llama") is None
+        assert call_grammar(call.tools, "hermes") is not None
+
     def test_a_required_call_is_one(self, vocabulary: Any, settings: Settings) -> None:
         texts = [LLAMA, f"{LLAMA}\n{LLAMA}", "text", LLAMA.replace("city", "town")]
         found = taken(vocabulary, settings, "llama", texts, tool_choice="required")
