@@ -155,7 +155,7 @@ async def _api_caller(request: Request, platform: PlatformDep) -> Caller:
 
 async def _within_access(request: Request, platform: Platform, caller: Caller) -> None:
     try:
-        check_access(caller.access, request.method, request.url.path)
+        check_access(caller, request.method, request.scope["path"])
     except Forbidden as refusal:
         await platform.refusals.note(caller, refusal.code)
         raise

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Role = Literal["operator", "tenant_admin", "tenant_viewer", "api_key"]
-KeyAccess = Literal["full", "inference", "read"]
+KeyAccess = Literal["full", "inference", "manage", "read"]
 """What a key may do: see app.keys.access."""
 
 

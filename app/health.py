@@ -61,6 +61,7 @@ async def metrics(request: Request, platform: PlatformDep) -> Response:
         raise Forbidden(
             "Set LORAMUX_METRICS_TOKEN to read metrics from another machine.", code="metrics_token"
         )
+    await asyncio.gather(*(figures.read() for figures in platform.figures))
     return Response(render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

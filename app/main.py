@@ -43,8 +43,9 @@ DOMAINS = (
     "engines",
     "console",
 )
-"""Each may have `routes.py` with a `router`, and `lifespan.py` with
-`lifespan(platform)`, an async context manager entered in this order."""
+"""Each may have `routes.py` with a `router` (`tenant_routes.py`: those of /v1 where the others are
+operators'), and `lifespan.py` with `lifespan(platform)`, an async context manager entered in this
+order."""
 SWEEP_EVERY_S = 600.0
 READ_SECRETS_EVERY_S = 60.0
 MULTIPART_SLACK_BYTES = 2 * 1024 * 1024
@@ -86,7 +87,7 @@ def _routes() -> list[BaseRoute]:
     They know no application: `dependency_overrides` does not reach them.
     """
     served = APIRouter()
-    for routes in _files("routes"):
+    for routes in (*_files("routes"), *_files("tenant_routes")):
         served.include_router(routes.router)
     return served.routes
 

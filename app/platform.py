@@ -1,8 +1,9 @@
 """What one process of the control plane holds: settings, clock, database, secrets, connections."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.audit.refusals import Refusals
 from app.clock import Clock, SystemClock
@@ -12,6 +13,8 @@ from app.draining import Drain
 from app.inference.running import RunningCalls
 from app.keys.cache import KeyCache
 from app.keys.last_used import LastUsed
+from app.metrics import REGISTRY
+from app.scrape import SqlFigures
 from app.settings import Settings
 from app.users.sessions import SignIn
 from engine.tracing import Tracing
@@ -52,10 +55,22 @@ class Platform:
     tracing: Tracing | None = field(default=None, kw_only=True)  # in an api that traces
     running: RunningCalls = field(default_factory=RunningCalls)
     checks: dict[str, ReadinessCheck] = field(default_factory=dict)
+    figures: list[SqlFigures[Any]] = field(default_factory=list)  # read before each scrape
     # Set by app.inference.lifespan while the app runs; nothing asks for them before.
     engines: "EngineRouter" = None  # type: ignore[assignment]
     limits: "Limits" = None  # type: ignore[assignment]
     ledger: "Ledger" = None  # type: ignore[assignment]
+
+    @asynccontextmanager
+    async def shown(self, figures: SqlFigures[Any]) -> AsyncIterator[None]:
+        """Shows them in /metrics meanwhile."""
+        REGISTRY.register(figures)
+        self.figures.append(figures)
+        try:
+            yield
+        finally:
+            self.figures.remove(figures)
+            REGISTRY.unregister(figures)
 
     def forget_keys(self) -> None:
         """After a change to keys or tenants: this process asks the database again."""

@@ -136,8 +136,9 @@ class Settings(BaseSettings):
     base_model: Path = Field(default_factory=packaged_base_model)
     """A GGUF file or a Hugging Face checkpoint folder."""
     tool_format: Literal["auto", "hermes", "none"] = "auto"
-    """How the base model writes tool calls. `auto` finds Hermes' format in its chat template;
-    `hermes` shows tools to a ChatML model whose template has none; `none` refuses tools."""
+    """How the base model writes tool calls. `auto` finds Hermes' or Llama's format in its chat
+    template; `hermes` shows tools to a ChatML model whose template has none; `none` refuses
+    tools."""
     engine_registry_url: str | None = None
     """`redis://host:port/0` where engines register themselves and api and worker find them. Without
     it the engines are those that `engines` names."""
@@ -241,6 +242,10 @@ class Settings(BaseSettings):
     """An endpoint that took nothing for this long is disabled when a message is given up."""
     tenant_max_webhooks: int = Field(default=10, ge=0, le=100)
     """Webhook endpoints of one tenant."""
+    tenant_max_keys: int = Field(default=1000, ge=1)
+    """Working keys of one tenant, beyond which its own keys make no more."""
+    tenant_max_users: int = Field(default=200, ge=1)
+    """Users of one tenant, beyond which its own keys invite no more."""
 
     # ------------------------------------------------------------------ ledger
     ledger_lease_s: float = Field(default=900.0, gt=0)

@@ -81,7 +81,7 @@ async def worker_resources(
     """Everything that a task works with; engines are connected in the background."""
     platform = open_platform(settings)
     router = platform.engines = open_router(platform)
-    platform.ledger = open_ledger(platform)
+    platform.ledger = open_ledger(platform, scraped=False)
     await router.start()
     try:
         yield (

@@ -1,8 +1,11 @@
 """How a base model writes tool calls, where its chat format has them.
 
-One family is read so far, Hermes: the model is shown the tools as JSON and answers
-<tool_call>{"name": …, "arguments": {…}}</tool_call>. Qwen 2.5 and 3, Hermes 2 and 3 and others
-write it; their checkpoints' own templates are used.
+Two families are read; the checkpoints' own templates are used.
+
+hermes  <tool_call>{"name": …, "arguments": {…}}</tool_call>, anywhere and as often as the model
+        likes: Qwen 2.5 and 3, Hermes 2 and 3, and others
+llama   {"name": …, "parameters": {…}}, which is the whole answer: Llama 3.1, 3.2 and 3.3, whose
+        templates take one call a message
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -10,7 +13,7 @@ from typing import Any, Literal
 
 from engine.errors import EngineError
 
-ToolFormat = Literal["hermes"]
+ToolFormat = Literal["hermes", "llama"]
 ToolSetting = Literal["auto", "hermes", "none"]
 
 CHATML = frozenset({"<|im_start|>", "<|im_end|>"})
@@ -58,10 +61,14 @@ def tool_template(
 ) -> tuple[ToolFormat, str] | None:
     """The format and the template that writes it, or None where there is no such thing.
 
-    "auto" takes the checkpoint's template where it writes Hermes calls. "hermes" takes the one
-    above for other ChatML models. Raises ToolFormatRefused.
+    "auto" takes the checkpoint's template where it writes calls of a known family. "hermes" takes
+    the one above for other ChatML models. Raises ToolFormatRefused.
     """
-    if setting == "none" or "<tool_call>" in control:  # as a control token it would be no text
+    if setting == "none":
+        return None
+    if template is not None and setting == "auto" and writes_llama(template):
+        return "llama", template
+    if "<tool_call>" in control:  # as a control token it would be no text
         return None
     if template is not None and writes_hermes(template):
         return "hermes", template
@@ -78,6 +85,13 @@ def tool_template(
 def writes_hermes(template: str) -> bool:
     """Whether a chat template shows tools and writes calls as Hermes does."""
     return "tools" in template and "<tool_call>" in template
+
+
+def writes_llama(template: str) -> bool:
+    """Whether it shows tools and writes calls as Llama 3.1's does: bare JSON, results in messages
+    of the role ipython."""
+    marks = ("tools", "ipython", '"parameters": ')
+    return all(mark in template for mark in marks) and not writes_hermes(template)
 
 
 def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -1,16 +1,22 @@
 """Every metric that /metrics can show, with its labels: documents and dashboards are held to it."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from app.engines.metrics import EngineCollector
 from app.inference.engines import Engine
 from app.metrics import BROKEN_STREAMS, HTTP_REQUESTS, HTTP_SECONDS, REFUSALS, REGISTRY
+from app.usage import swept
 from app.usage.entries import FinalEntry
 from app.usage.metrics import UsageMetrics
+from app.webhooks import metrics as webhooks
+from app.webhooks.repository import Waiting
 from engine.types import StepCounts, TenantAttainment
 from tests.fake_engine import FakeEngine
 
@@ -31,6 +37,19 @@ ENTRY = FinalEntry(
 )
 
 
+NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)
+
+
+class Shown(Collector):
+    """Families as they are."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
 async def asked_engine(fake: FakeEngine, address: str = "ipc://e") -> Engine:
     """An engine as the router has it after a poll."""
     status = replace(
@@ -49,6 +68,14 @@ async def families() -> dict[str, tuple[str, set[str]]]:
     usage.attributed([("ten_1", "adp_1", ENTRY)])
     engine = await asked_engine(FakeEngine())
     registry.register(EngineCollector(lambda: [engine]))
+    for shown in (
+        swept.families({(swept.REQUESTS, "failed"): 1, (swept.TOKENS, "prompt"): 1,
+                        (swept.ENGINE_US, "decode"): 1}),
+        webhooks.families(
+            webhooks.Figures({(webhooks.ATTEMPTS, "delivered"): 1}, Waiting(0, None, None), NOON)
+        ),
+    ):  # fmt: skip
+        registry.register(Shown(list(shown)))
     HTTP_REQUESTS.labels("GET", "/healthz", "200").inc()
     HTTP_SECONDS.labels("/healthz").observe(0.1)
     REFUSALS.labels("example").inc()

@@ -10,7 +10,9 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import structlog
 from pydantic import BaseModel
+from sqlalchemy.exc import SQLAlchemyError
 
 from app.adapters import repository, run_repository, states
 from app.adapters.models import Adapter, AdapterVersion, Check, ValidationRun
@@ -21,6 +23,8 @@ POLL_S = 0.5
 KEEP_ALIVE_S = 15.0
 LONGEST_S = 3600.0
 """Then the stream ends without `done`; the client asks again."""
+
+log = structlog.get_logger(__name__)
 
 
 async def _read(
@@ -39,12 +43,18 @@ async def _read(
 async def version_events(
     resources: Resources, version_id: str, *, poll_s: float = POLL_S
 ) -> AsyncIterator[bytes]:
-    """The frames; ends after a terminal state, or when the version is gone."""
+    """The frames; ends after a terminal state, or when the version is gone. While the database is
+    away it tells nothing and waits."""
     started_ms = last_sent_ms = resources.clock.monotonic_ms()
     shown: dict[str, Any] | None = None
     sent: set[str] = set()
     while (now_ms := resources.clock.monotonic_ms()) - started_ms < LONGEST_S * 1000:
-        found = await _read(resources, version_id)
+        try:
+            found = await _read(resources, version_id)
+        except (SQLAlchemyError, OSError) as error:  # the row will say later what happened
+            log.warning("events_wait_for_database", error=type(error).__name__)
+            await asyncio.sleep(poll_s)
+            continue
         if found is None:
             return
         version, run, checks, adapter = found

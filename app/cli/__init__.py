@@ -6,6 +6,7 @@ import typer
 from app.cli import (
     adapters,
     aliases,
+    audit,
     bench,
     chat,
     config,
@@ -18,6 +19,7 @@ from app.cli import (
     tenants,
     usage,
     users,
+    webhooks,
 )
 from app.cli.database import migrate
 
@@ -35,11 +37,13 @@ app.add_typer(users.app, name="users")
 app.add_typer(keys.app, name="keys")
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(aliases.app, name="aliases")
+app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(engines.app, name="engines")
 app.add_typer(secrets.app, name="secrets")
 app.add_typer(config.app, name="config")
 app.command()(chat.chat)
 app.command()(usage.usage)
+app.command()(audit.audit)
 app.command()(demo.demo)
 app.command()(bench.bench)
 app.command()(health.health)

@@ -17,9 +17,11 @@ from app.cli.output import (
     fail,
     print_json,
     print_rows,
+    say,
 )
 from app.cli.tenants import LimitOption, parse_limits
-from app.keys import leaks, service
+from app.clock import SystemClock
+from app.keys import changes, leaks, service
 from app.keys.models import ApiKey
 from app.keys.restrictions import access_of
 from app.keys.schemas import CheckedKey
@@ -27,7 +29,7 @@ from app.platform import Platform
 from app.tables import TableQuery
 from app.tenants import service as tenants
 
-app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
+app = typer.Typer(help="Create, list, change, rotate and revoke API keys.", no_args_is_help=True)
 
 LIMITS = tuple(KeyLimits.__dataclass_fields__)
 LIVE_KEY = 3
@@ -44,7 +46,11 @@ def create(
         list[str], typer.Option("--adapter", help="Restrict to this adapter; may be repeated.")
     ] = [],  # noqa: B006
     access: Annotated[
-        str, typer.Option(help="full; read: look at everything; inference: only call models.")
+        str,
+        typer.Option(
+            help="full; read: look at everything; inference: only call models; "
+            "manage: keys and users too."
+        ),
     ] = "full",
     network: Annotated[
         list[str],
@@ -77,12 +83,7 @@ def create(
         )
         return {"id": made.row.id, "key": made.secret.text, "name": made.row.name}
 
-    made = in_transaction(act)
-    if as_json:
-        print_json(made)
-        return
-    console.print("It is shown this once:")
-    console.print(made["key"], soft_wrap=True, highlight=False)
+    _show_once(in_transaction(act), as_json)
 
 
 @app.command("list")
@@ -112,15 +113,88 @@ def list_(
 
 
 @app.command()
-def revoke(key_id: str) -> None:
+def update(
+    key_id: str,
+    name: Annotated[str | None, typer.Option(help="To tell it from others.")] = None,
+    adapter: Annotated[
+        list[str], typer.Option("--adapter", help="Restrict to this adapter; `all` ends it.")
+    ] = [],  # noqa: B006
+    access: Annotated[str | None, typer.Option(help="full, read, inference or manage.")] = None,
+    network: Annotated[
+        list[str], typer.Option("--network", help="Restrict to this CIDR network; `all` ends it.")
+    ] = [],  # noqa: B006
+    limit: LimitOption = [],  # noqa: B006
+    days: Annotated[
+        int | None, typer.Option(min=0, help="Lifetime in days from now; 0: does not expire.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Change what a key is restricted to; its secret stays."""
+    wanted: dict[str, Any] = parse_limits(limit, LIMITS)
+    wanted |= {key: value for key, value in (("name", name), ("access", access)) if value}
+    for field, values in (("adapters", adapter), ("networks", network)):
+        if values:
+            wanted[field] = None if values == ["all"] else list(values)
+    if days is not None:
+        wanted["expires_at"] = SystemClock().now() + timedelta(days=days) if days else None
+    if not wanted:
+        fail("nothing to change: give an option; `loramux keys update --help` lists them")
+
+    async def act(platform: Platform, session: AsyncSession) -> dict[str, Any]:
+        now = platform.clock.now()
+        key = await changes.update_key(
+            session,
+            key_id,
+            changes=wanted,
+            now=now,
+            actor=ACTOR,
+            tenant_id=None,
+            settings=platform.settings,
+        )
+        return _row(key, None, service.state(key, now))
+
+    changed = in_transaction(act)
+    say(f"{changed['key']} is changed: {', '.join(sorted(wanted))}", changed, as_json=as_json)
+
+
+@app.command()
+def rotate(
+    key_id: str,
+    overlap: Annotated[
+        int | None,
+        typer.Option(metavar="SECONDS", min=0, help="How long the old key still works."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a key's successor and print its secret, this once; the old one works meanwhile."""
+
+    async def act(platform: Platform, session: AsyncSession) -> dict[str, Any]:
+        seconds = platform.settings.key_rotation_overlap_s if overlap is None else overlap
+        made = await service.rotate_key(
+            session,
+            key_id,
+            secrets=platform.secrets,
+            now=platform.clock.now(),
+            actor=ACTOR,
+            tenant_id=None,
+            overlap=timedelta(seconds=seconds),
+        )
+        return {"id": made.row.id, "key": made.secret.text, "name": made.row.name}
+
+    _show_once(in_transaction(act), as_json)
+
+
+@app.command()
+def revoke(key_id: str, as_json: JsonFlag = False) -> None:
     """Revoke a key at once."""
 
-    async def act(platform: Platform, session: AsyncSession) -> str:
+    async def act(platform: Platform, session: AsyncSession) -> dict[str, Any]:
         now = platform.clock.now()
         key = await service.revoke_key(session, key_id, now=now, actor=ACTOR, tenant_id=None)
-        return key.public_id
+        return _row(key, None, service.state(key, now))
 
-    console.print(f"lmx_{in_transaction(act)}_… is revoked")
+    revoked = in_transaction(act)
+    say(f"{revoked['key']} is revoked", revoked, as_json=as_json)
 
 
 @app.command()
@@ -161,6 +235,14 @@ def check(
             console.print(_sentence(finding, offline), soft_wrap=True, highlight=False)
     if any(finding.checksum if offline else finding.live for finding in findings):
         raise typer.Exit(LIVE_KEY)
+
+
+def _show_once(made: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(made)
+        return
+    console.print("It is shown this once:")
+    console.print(made["key"], soft_wrap=True, highlight=False)
 
 
 def _sentence(finding: CheckedKey, offline: bool) -> str:

@@ -28,6 +28,14 @@ def print_json(document: object) -> None:
     console.print(json.dumps(document, default=str), soft_wrap=True, markup=False, highlight=False)
 
 
+def say(sentence: str, document: object, *, as_json: bool) -> None:
+    """What was done: a sentence for people, or the document with --json."""
+    if as_json:
+        print_json(document)
+    else:
+        console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+
+
 def print_rows(
     rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool, empty: str
 ) -> None:

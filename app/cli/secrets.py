@@ -6,7 +6,7 @@ import typer
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.cli.database import ACTOR, in_transaction, settings
-from app.cli.output import JsonFlag, console, fail, print_json, print_rows
+from app.cli.output import JsonFlag, console, fail, print_json, print_rows, say
 from app.crypto import FileSource, SecretError
 from app.platform import Platform
 from app.processes import curve_dir
@@ -37,7 +37,7 @@ def init(as_json: JsonFlag = False) -> None:
 
 
 @app.command()
-def rotate() -> None:
+def rotate(as_json: JsonFlag = False) -> None:
     """Add a new version of the root secret; hashes of the old one stay valid and are renewed."""
     configured = settings()
     if configured.root_secret is not None:
@@ -46,7 +46,8 @@ def rotate() -> None:
         version = FileSource(configured.root_secret_file).rotate()
     except SecretError as error:
         fail(str(error))
-    console.print(f"The root secret is at version {version}; running processes read it by and by.")
+    sentence = f"The root secret is at version {version}; running processes read it by and by."
+    say(sentence, {"version": version}, as_json=as_json)
 
 
 @app.command("list")
@@ -65,7 +66,7 @@ def list_(as_json: JsonFlag = False) -> None:
 
 
 @app.command()
-def drop(version: int) -> None:
+def drop(version: int, as_json: JsonFlag = False) -> None:
     """Remove a version that nothing depends on any more; see `loramux secrets list`."""
     configured = settings()
     if configured.root_secret is not None:
@@ -80,4 +81,5 @@ def drop(version: int) -> None:
         in_transaction(act)
     except SecretError as error:
         fail(str(error))
-    console.print(f"version {version} of the root secret is gone")
+    gone = {"version": version, "dropped": True}
+    say(f"version {version} of the root secret is gone", gone, as_json=as_json)

@@ -15,6 +15,7 @@ from app.cli.output import (
     fail,
     print_json,
     print_rows,
+    say,
 )
 from app.platform import Platform
 from app.tables import TableQuery
@@ -86,15 +87,15 @@ def update(name: str, limit: LimitOption = [], as_json: JsonFlag = False) -> Non
 
 
 @app.command()
-def suspend(name: str) -> None:
+def suspend(name: str, as_json: JsonFlag = False) -> None:
     """Refuse a tenant's keys and users until it is resumed."""
-    _set_status(name, active=False)
+    _set_status(name, active=False, as_json=as_json)
 
 
 @app.command()
-def resume(name: str) -> None:
+def resume(name: str, as_json: JsonFlag = False) -> None:
     """Admit a suspended tenant again."""
-    _set_status(name, active=True)
+    _set_status(name, active=True, as_json=as_json)
 
 
 @app.command()
@@ -152,14 +153,15 @@ def _show_receipt(tenant_id: str, as_json: bool) -> None:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-def _set_status(name: str, *, active: bool) -> None:
-    async def act(platform: Platform, session: AsyncSession) -> str:
+def _set_status(name: str, *, active: bool, as_json: bool) -> None:
+    async def act(platform: Platform, session: AsyncSession) -> dict[str, Any]:
         tenant = await service.find_by_name(session, name)
         now = platform.clock.now()
         await service.set_status(session, tenant.id, active=active, now=now, actor=ACTOR)
-        return tenant.name
+        return row(tenant)
 
-    console.print(f"{in_transaction(act)} is {'active' if active else 'suspended'}")
+    changed = in_transaction(act)
+    say(f"{changed['name']} is {changed['status']}", changed, as_json=as_json)
 
 
 def parse_limits(given: list[str], known: tuple[str, ...] = service.LIMITS) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from app.cli.output import (
     fail,
     print_json,
     print_rows,
+    say,
 )
 from app.platform import Platform
 from app.tables import TableQuery
@@ -23,10 +24,11 @@ from app.tenants import service as tenants
 from app.users import service, sessions
 from app.users.links import link_url
 from app.users.models import User
+from app.users.schemas import SessionOut
 from app.users.service import UserRole
 
 app = typer.Typer(
-    help="Invite, list, suspend and remove users of the console.", no_args_is_help=True
+    help="Invite, list, change, suspend and remove users of the console.", no_args_is_help=True
 )
 
 ROLES = {"admin": "tenant_admin", "viewer": "tenant_viewer", "operator": "operator"}
@@ -66,23 +68,29 @@ def create(
     console.print(made["link"], soft_wrap=True, highlight=False)
 
 
-Change = Callable[[Platform, AsyncSession, User], Awaitable[str]]
+Change = Callable[[Platform, AsyncSession, User], Awaitable[tuple[str, dict[str, Any]]]]
+"""What a command does to a user; answers a sentence, and what --json shows beside the user."""
 
 
-def _change(email: str, change: Change) -> None:
-    """Finds the user by email or id, and prints what `change` answers."""
+def _change(email: str, change: Change, as_json: bool) -> None:
+    """Finds the user by email or id, and tells what `change` answers."""
 
-    async def act(platform: Platform, session: AsyncSession) -> str:
-        return await change(platform, session, await service.find_by_email(session, email))
+    async def act(platform: Platform, session: AsyncSession) -> tuple[str, dict[str, Any]]:
+        user = await service.find_by_email(session, email)
+        sentence, more = await change(platform, session, user)
+        return sentence, _row(user) | more
 
-    console.print(in_transaction(act), soft_wrap=True, highlight=False, markup=False)
+    sentence, document = in_transaction(act)
+    say(sentence, document, as_json=as_json)
 
 
 @app.command()
-def reset(email: str) -> None:
+def reset(email: str, as_json: JsonFlag = False) -> None:
     """Print a link at which a user chooses a new password."""
 
-    async def change(platform: Platform, session: AsyncSession, user: User) -> str:
+    async def change(
+        platform: Platform, session: AsyncSession, user: User
+    ) -> tuple[str, dict[str, Any]]:
         invitation = await service.start_reset(
             session,
             user.id,
@@ -92,56 +100,106 @@ def reset(email: str) -> None:
             now=platform.clock.now(),
             actor=ACTOR,
         )
-        return link_url(platform.settings, invitation)
+        link = link_url(platform.settings, invitation)
+        return link, {"link": link}
 
-    _change(email, change)
+    _change(email, change, as_json)
 
 
 @app.command()
-def suspend(email: str) -> None:
+def role(
+    email: str,
+    to: Annotated[str, typer.Argument(metavar="ROLE", help="admin or viewer.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a tenant's user its admin or a viewer."""
+    if to not in ("admin", "viewer"):
+        fail(f"{to!r} is no role; choose admin or viewer")
+
+    async def change(
+        platform: Platform, session: AsyncSession, user: User
+    ) -> tuple[str, dict[str, Any]]:
+        changed = await service.set_role(
+            session,
+            user.id,
+            role="tenant_admin" if to == "admin" else "tenant_viewer",
+            tenant_id=None,
+            now=platform.clock.now(),
+            actor=ACTOR,
+        )
+        return f"{changed.email} is {to}", {}
+
+    _change(email, change, as_json)
+
+
+@app.command("sessions")
+def list_sessions(email: str, as_json: JsonFlag = False) -> None:
+    """Show where a user is signed in."""
+
+    async def act(_: Platform, session: AsyncSession) -> list[dict[str, Any]]:
+        user = await service.find_by_email(session, email)
+        rows = await sessions.list_sessions(session, user.id, tenant_id=None)
+        return [SessionOut.of(row).model_dump() for row in rows]
+
+    print_rows(
+        in_transaction(act),
+        ("created_at", "last_seen_at", "address", "user_agent"),
+        as_json=as_json,
+        empty=f"{email} is signed in nowhere.",
+    )
+
+
+@app.command()
+def suspend(email: str, as_json: JsonFlag = False) -> None:
     """Sign a user out and let them in no more."""
-    _set_status(email, active=False)
+    _set_status(email, active=False, as_json=as_json)
 
 
 @app.command()
-def resume(email: str) -> None:
+def resume(email: str, as_json: JsonFlag = False) -> None:
     """Let a suspended user in again."""
-    _set_status(email, active=True)
+    _set_status(email, active=True, as_json=as_json)
 
 
-def _set_status(email: str, *, active: bool) -> None:
-    async def change(platform: Platform, session: AsyncSession, user: User) -> str:
+def _set_status(email: str, *, active: bool, as_json: bool) -> None:
+    async def change(
+        platform: Platform, session: AsyncSession, user: User
+    ) -> tuple[str, dict[str, Any]]:
         now = platform.clock.now()
         changed = await service.set_status(
             session, user.id, active=active, tenant_id=None, now=now, actor=ACTOR
         )
-        return f"{changed.email} is {changed.status}"
+        return f"{changed.email} is {changed.status}", {}
 
-    _change(email, change)
+    _change(email, change, as_json)
 
 
 @app.command("sign-out")
-def sign_out(email: str) -> None:
+def sign_out(email: str, as_json: JsonFlag = False) -> None:
     """End all of a user's sessions."""
 
-    async def change(platform: Platform, session: AsyncSession, user: User) -> str:
+    async def change(
+        platform: Platform, session: AsyncSession, user: User
+    ) -> tuple[str, dict[str, Any]]:
         now = platform.clock.now()
         ended = await sessions.end_sessions(session, user.id, tenant_id=None, now=now, actor=ACTOR)
-        return f"{user.email}: {ended} sessions ended"
+        return f"{user.email}: {ended} sessions ended", {"sessions_ended": ended}
 
-    _change(email, change)
+    _change(email, change, as_json)
 
 
 @app.command()
-def remove(email: str) -> None:
+def remove(email: str, as_json: JsonFlag = False) -> None:
     """Delete a user; the audit log keeps what they did."""
 
-    async def change(platform: Platform, session: AsyncSession, user: User) -> str:
+    async def change(
+        platform: Platform, session: AsyncSession, user: User
+    ) -> tuple[str, dict[str, Any]]:
         now = platform.clock.now()
         await service.remove_user(session, user.id, tenant_id=None, now=now, actor=ACTOR)
-        return f"{user.email} is removed"
+        return f"{user.email} is removed", {"removed": True}
 
-    _change(email, change)
+    _change(email, change, as_json)
 
 
 @app.command("list")
@@ -149,13 +207,9 @@ def list_(search: SearchOption = "", sort: SortOption = "", as_json: JsonFlag = 
     """List the users."""
 
     async def act(_: Platform, session: AsyncSession) -> list[dict[str, Any]]:
-        fields = ("id", "email", "role", "tenant_id", "status", "last_sign_in_at")
         wanted = TableQuery(search=search, sort=sort, limit=ALL_ROWS)
         table = await service.user_table(session, wanted, tenant_id=None)
-        return [
-            {**{name: getattr(user, name) for name in fields}, "tenant": tenant}
-            for user, tenant in table.rows
-        ]
+        return [{**_row(user), "tenant": tenant} for user, tenant in table.rows]
 
     print_rows(
         in_transaction(act),
@@ -163,3 +217,8 @@ def list_(search: SearchOption = "", sort: SortOption = "", as_json: JsonFlag = 
         as_json=as_json,
         empty="There is no such user: loramux users create EMAIL --tenant NAME",
     )
+
+
+def _row(user: User) -> dict[str, Any]:
+    fields = ("id", "email", "role", "tenant_id", "status", "last_sign_in_at")
+    return {name: getattr(user, name) for name in fields}

@@ -79,7 +79,6 @@ _SHARED: dict[str, Any] = {
         "enum": ["auto", "default"],
         "description": "Without effect.",
     },
-    "parallel_tool_calls": {"type": "boolean", "description": "Without effect."},
     "prompt_cache_key": {"type": "string", "description": "Without effect."},
     "safety_identifier": {"type": "string", "description": "Without effect."},
 }
@@ -196,7 +195,12 @@ _CHAT: dict[str, Any] = {
     },
     "tool_choice": {
         "oneOf": [{"type": "string", "enum": ["none", "auto", "required"]}, _NAMED_FUNCTION],
-        "description": "required and a named function are one call that fits its parameters.",
+        "description": "What is called where it is required, or named, fits its parameters.",
+    },
+    "parallel_tool_calls": {
+        "type": "boolean",
+        "default": True,
+        "description": "Whether an answer may hold several calls.",
     },
     "logprobs": {"type": "boolean", "default": False},
     "top_logprobs": {"type": "integer", "minimum": 0, "maximum": MOST_TOP_LOGPROBS},

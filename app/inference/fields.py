@@ -48,10 +48,10 @@ class Fields:
             )
         return value
 
-    def flag(self, name: str) -> bool:
+    def flag(self, name: str, *, default: bool = False) -> bool:
         value = self.take(name)
         if value is None:
-            return False
+            return default
         if not isinstance(value, bool):
             raise refused(self.param(name), f"must be true or false, not {kind(value)}")
         return value

@@ -18,7 +18,7 @@ from app.inference.account import Account, Outcome
 from app.inference.engines import Engine
 from app.inference.refusals import refusal, reported
 from app.inference.running import RunningCalls
-from app.inference.tool_calls import ToolCall, ToolCallText
+from app.inference.tool_calls import CallText, ToolCall, call_text
 from app.usage.entries import Status, microseconds
 from engine.errors import EngineError, NotStarted
 from engine.text import TextCodec, TextStream
@@ -43,7 +43,7 @@ class Delta:
 @dataclass(slots=True)
 class _Choice:
     stream: TextStream
-    calls: ToolCallText | None = None
+    calls: CallText | None = None
     tokens: int = 0  # that are billed
     finish: str | None = None
 
@@ -87,7 +87,7 @@ class Generation:
         self._choices = [
             _Choice(
                 TextStream(self.codec, self.stops),
-                None if self.tools is None else ToolCallText(self.tools),
+                None if self.tools is None else call_text(self.codec.tool_format, self.tools),
             )
             for _ in range(self.request.choices)
         ]
@@ -220,7 +220,7 @@ class Generation:
         return [Delta(output.choice, text, logprobs, choice.finish, calls)]
 
     @staticmethod
-    def _read_calls(choice: _Choice, reader: ToolCallText, text: str) -> tuple[str, list[ToolCall]]:
+    def _read_calls(choice: _Choice, reader: CallText, text: str) -> tuple[str, list[ToolCall]]:
         found = reader.push(text)
         if choice.finish is not None:
             rest = reader.finish()

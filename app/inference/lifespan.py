@@ -82,7 +82,9 @@ def open_router(platform: Platform) -> EngineRouter:
     )
 
 
-def open_ledger(platform: Platform) -> Ledger:
+def open_ledger(platform: Platform, *, scraped: bool = True) -> Ledger:
+    """`scraped`: whether this process has a /metrics, as an api has and a worker has not."""
+
     async def acknowledge(engine: str, request_ids: list[str]) -> None:
         await platform.engines.acknowledge(engine, request_ids)
 
@@ -96,6 +98,7 @@ def open_ledger(platform: Platform) -> Ledger:
         metrics,
         lease_s=platform.settings.ledger_lease_s,
         acknowledge=acknowledge,
+        scraped=scraped,
     )
 
 

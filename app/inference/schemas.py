@@ -26,7 +26,6 @@ LARGEST_INTEGER = 2**31 - 1
 INERT = (
     "user",
     "metadata",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "safety_identifier",
 )
@@ -73,7 +72,7 @@ class Call:
     stream: bool
     include_usage: bool
     budget: LatencyBudget | None
-    grammar: Grammar | None = None
+    grammar: Grammar | None = None  # of a call without tools; theirs: see call_grammar
     grammar_param: str = "response_format"  # what a refusal of the grammar names
     tools: ToolUse | None = None
     tools_param: str | None = None  # the first field that needs a chat format with tools
@@ -160,9 +159,7 @@ def _finish(
     _check_neutral(fields)
     stream = fields.flag("stream")
     grammar = response_grammar(fields, settings)
-    tools = _tools(fields, settings, chat=chat)
-    if tools is not None and grammar is not None:
-        raise unsupported("response_format", "together with tools it is not; send one of the two")
+    tools = _tools(fields, settings, grammar, chat=chat)
     call = Call(
         chat=chat,
         model=model,
@@ -171,7 +168,7 @@ def _finish(
         stream=stream,
         include_usage=_include_usage(fields, stream),
         budget=_budget(fields),
-        grammar=grammar if tools is None else tools.grammar,
+        grammar=grammar if tools is None else None,
         grammar_param="response_format" if tools is None else "tools",
         tools=tools,
         tools_param="tools" if tools is not None else needs_tools(messages or ()),
@@ -183,9 +180,12 @@ def _finish(
     return call
 
 
-def _tools(fields: Fields, settings: Settings, *, chat: bool) -> ToolUse | None:
+def _tools(
+    fields: Fields, settings: Settings, answer: Grammar | None, *, chat: bool
+) -> ToolUse | None:
     if chat:
-        return tool_use(fields, settings)
+        return tool_use(fields, settings, answer)
+    fields.ignore(["parallel_tool_calls"])
     for name in ("tools", "tool_choice", *LEGACY):
         if fields.take(name) is not None:
             raise unsupported(name, "use /v1/chat/completions", code="tools_unsupported")

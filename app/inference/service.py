@@ -11,6 +11,7 @@ from app.adapters.resolution import ResolvedModel, resolve_for_call
 from app.caller import Caller
 from app.errors import AppError, InvalidRequest
 from app.inference.account import Account
+from app.inference.call_grammar import call_grammar
 from app.inference.engines import Engine, EngineRouter
 from app.inference.fields import refused
 from app.inference.generation import Generation
@@ -58,6 +59,9 @@ async def admit(
     description = router.description(model.base_digest)
     codec = router.codec_of(description)
     prompt = await encode_prompt(call, codec, description, caller.tenant_id)
+    grammar = call.grammar
+    if call.tools is not None and codec.tool_format is not None:
+        grammar = call_grammar(call.tools, codec.tool_format)
     max_tokens = token_allowance(call, len(prompt), description, caller, platform.settings)
     request = GenerateRequest(
         request_id=request_id,
@@ -69,7 +73,7 @@ async def admit(
         choices=call.choices,
         weight=caller.limits.weight,
         budget=latency_budget(call.budget, caller),
-        grammar=call.grammar,
+        grammar=grammar,
         deadline_ms=platform.settings.engine_timeout_s * 1000.0,
         traceparent=traceparent(),
     )

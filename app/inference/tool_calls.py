@@ -1,19 +1,22 @@
-"""Tool calls in a model's text, as Hermes writes them, found while the text arrives.
+"""Tool calls in a model's text, by the family that writes them, found while the text arrives.
 
 Text goes out as content at once, except what may be the beginning of a call. A call goes out when
 it is whole. What looks like one and is none (no JSON, no such function) goes out as the text it is.
+The families are told in `engine/tool_format.py`.
 """
 
 import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from app.ids import new_id
+from engine.tool_format import ToolFormat
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
+_FIRST_KEYS = ('"name"', '"type"')
 _STRING_OR_CLOSE = re.compile(rf'"(?:[^"\\]|\\.)*(?:"|\\?$)|{CLOSE}', re.DOTALL)
 
 
@@ -35,8 +38,28 @@ class Found:
     calls: list[ToolCall] = field(default_factory=list)
 
 
-class ToolCallText:
+class CallText(Protocol):
     """The text of one choice."""
+
+    @property
+    def calls(self) -> int:
+        """How many were found."""
+        ...
+
+    def push(self, text: str) -> Found: ...
+
+    def finish(self) -> Found:
+        """What is left when the text has ended."""
+        ...
+
+
+def call_text(family: ToolFormat | None, names: Collection[str]) -> CallText:
+    """A reader of the calls of these functions."""
+    return LlamaCallText(names) if family == "llama" else HermesCallText(names)
+
+
+class HermesCallText:
+    """Calls between marks, anywhere in the text."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
@@ -73,7 +96,8 @@ class ToolCallText:
         return found
 
     def _take(self, found: Found, before: str, marked: str) -> None:
-        call = read_call(marked.removeprefix(OPEN).removesuffix(CLOSE), self._names)
+        written = marked.removeprefix(OPEN).removesuffix(CLOSE)
+        call = read_call(written, self._names, ("arguments",))
         if call is None:
             found.text += before + marked
             return
@@ -93,15 +117,107 @@ def _close(text: str, start: int) -> int:
     return -1
 
 
-def read_call(text: str, names: Collection[str]) -> tuple[str, str] | None:
-    """Name and arguments as JSON; None for what is no call of these functions."""
+class LlamaCallText:
+    """The text begins with a call, or has none. What follows a call is content."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._held = ""
+        self._scan: _ObjectEnd | None = None  # while the text may be a call
+        self._decided = False
+        self.calls = 0
+
+    def push(self, text: str) -> Found:
+        self._held += text
+        if self._decided:
+            return self._content()
+        if self._scan is None:
+            match = _begins_a_call(self._held)
+            if match is None:
+                return Found()
+            if not match:
+                return self._content()
+            self._scan = _ObjectEnd()
+        end = self._scan.find(self._held)
+        return Found() if end is None else self._whole(end)
+
+    def finish(self) -> Found:
+        held, self._held = self._held, ""
+        return Found(held if held.strip() or not self.calls else "")
+
+    def _content(self) -> Found:
+        """What is held, but for space after a call, which belongs to the format."""
+        self._decided = True
+        if self.calls and not self._held.strip():
+            return Found()
+        found, self._held = Found(self._held), ""
+        return found
+
+    def _whole(self, end: int) -> Found:
+        """The object that the text begins with has ended there."""
+        call = read_call(self._held[:end], self._names, ("parameters", "arguments"))
+        if call is None:
+            return self._content()
+        self._held = self._held[end:]
+        self.calls = 1
+        found = self._content()
+        found.calls.append(ToolCall(0, new_id("call"), *call))
+        return found
+
+
+class _ObjectEnd:
+    """Where the JSON object that a growing text begins with ends; each character is read once."""
+
+    def __init__(self) -> None:
+        self._at = self._depth = 0
+        self._quoted = self._escaped = False
+
+    def find(self, text: str) -> int | None:
+        """The index after its last brace, or None while it is open."""
+        while self._at < len(text):
+            character = text[self._at]
+            self._at += 1
+            if self._quoted:
+                if self._escaped:
+                    self._escaped = False
+                elif character == "\\":
+                    self._escaped = True
+                elif character == '"':
+                    self._quoted = False
+            elif character == '"':
+                self._quoted = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return self._at
+        return None
+
+
+def _begins_a_call(text: str) -> bool | None:
+    """Whether it is an object whose first key is the name, or the type that smaller models write
+    before it; None while more text must tell."""
+    inside = text.lstrip()
+    if inside and not inside.startswith("{"):
+        return False
+    key = inside[1:].lstrip()
+    if key.startswith(_FIRST_KEYS):
+        return True
+    return None if any(first.startswith(key) for first in _FIRST_KEYS) else False
+
+
+def read_call(text: str, names: Collection[str], keys: tuple[str, ...]) -> tuple[str, str] | None:
+    """Name and arguments as JSON, which stand under one of the keys; None for what is no call of
+    these functions."""
     try:
         value: Any = json.loads(text, parse_constant=_no_json)
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict):
         return None
-    name, arguments = value.get("name"), value.get("arguments", {})
+    name = value.get("name")
+    arguments: Any = next((value[key] for key in keys if key in value), {})
     if isinstance(arguments, str):  # some models write it as OpenAI does
         try:
             arguments = json.loads(arguments, parse_constant=_no_json)

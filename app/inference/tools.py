@@ -1,10 +1,10 @@
-"""`tools` and `tool_choice`: what the model may call, and the grammar where it must.
+"""`tools`, `tool_choice` and `parallel_tool_calls`: what the model may call, and what it must.
 
-A call that is forced (`required`, or a named function) is one call that validates against the
-function's parameters. With `auto` the model decides, and what it writes is read by `tool_calls`.
+Calls that are forced (`required`, or a named function) validate against the functions' parameters;
+so do those of `strict` functions wherever the model calls one. Otherwise it decides, and what it
+writes is read by `tool_calls`. The grammar depends on the base model's chat format: `call_grammar`.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,6 @@ from engine.types import Grammar
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-WHITESPACE = r"(\x20|\n\x20{0,16})?"
 
 UNSUPPORTED = (
     "this base model's chat format has no tools. Describe them in the prompt; for a ChatML model "
@@ -32,64 +31,62 @@ LEGACY = {
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a call may do with tools. `shown` is what the prompt says of them; empty: nothing."""
+    """What a call may do with tools.
+
+    shown       what the prompt says of them
+    forced      functions of which one must be called; empty where the model decides
+    strict      functions whose arguments validate also where the model decides
+    parallel    whether an answer may hold several calls
+    answer      what content must look like where there is no call (`response_format`)
+    """
 
     shown: tuple[dict[str, Any], ...]
-    names: frozenset[str]
-    grammar: Grammar | None = None  # where a call is forced
+    forced: tuple[str, ...] = ()
+    strict: frozenset[str] = frozenset()
+    parallel: bool = True
+    answer: Grammar | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool["function"]["name"] for tool in self.shown)
+
+    @property
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """By function, in their order; none where it says nothing of them."""
+        functions = (tool["function"] for tool in self.shown)
+        return {own["name"]: own.get("parameters") or NO_PARAMETERS for own in functions}
 
 
-def tool_use(fields: Fields, settings: Settings) -> ToolUse | None:
+def tool_use(fields: Fields, settings: Settings, answer: Grammar | None) -> ToolUse | None:
     """None where the call has no tools, or may call none."""
     for name, remedy in LEGACY.items():
         if fields.take(name) is not None:
             raise unsupported(name, remedy, code="tools_unsupported")
-    value = fields.take("tools")
-    choice = fields.take("tool_choice")
-    tools = _tools(value, settings)
-    wanted = _choice(choice, tools)
+    tools, strict = _tools(fields.take("tools"), settings)
+    wanted = _choice(fields.take("tool_choice"), tools)
+    parallel = fields.flag("parallel_tool_calls", default=True)
     if not tools or wanted == "none":
         return None
-    shown = tuple(tools.values())
-    if wanted == "auto":
-        for index, tool in enumerate(value):
-            if tool["function"].get("strict"):
-                raise unsupported(
-                    f"tools[{index}].function.strict",
-                    "a call is held to its schema where tool_choice is required or names the "
-                    "function; send one of the two, or strict=false",
-                )
-        return ToolUse(shown, frozenset(tools))
-    forced = list(tools) if wanted == "required" else [wanted]
-    for index, name in enumerate(tools):
-        if name in forced:
-            place = f"tools[{index}].function.parameters"
-            check_schema(_parameters(tools[name]), place, settings)
-    grammar = Grammar("lark", forced_call({name: _parameters(tools[name]) for name in forced}))
-    return ToolUse(shown, frozenset(tools), grammar)
+    forced: tuple[str, ...] = ()
+    if wanted != "auto":
+        forced = tuple(tools) if wanted == "required" else (wanted,)
+    use = ToolUse(
+        tuple(tools.values()),
+        forced,
+        strict,
+        parallel=parallel and wanted in ("auto", "required"),
+        answer=None if forced else answer,
+    )
+    for index, (name, schema) in enumerate(use.parameters.items()):
+        if name in (forced or strict):
+            check_schema(schema, f"tools[{index}].function.parameters", settings)
+    return use
 
 
-def forced_call(parameters: dict[str, dict[str, Any]]) -> str:
-    """A Lark grammar of one Hermes call of one of these functions, by name."""
-    lines = ["start: " + " | ".join(f"call{index}" for index in range(len(parameters)))]
-    for index, (name, schema) in enumerate(parameters.items()):
-        head = json.dumps(f'<tool_call>\n{{"name": "{name}", "arguments": ')
-        tail = json.dumps("}\n</tool_call>")
-        body = json.dumps(schema | {"x-guidance": {"whitespace_pattern": WHITESPACE}})
-        lines += [f"call{index}: {head} arguments{index} {tail}", f"arguments{index}: %json {body}"]
-    return "\n".join(lines)
-
-
-def _parameters(tool: dict[str, Any]) -> dict[str, Any]:
-    """A function's parameters; none where it says nothing of them."""
-    given: dict[str, Any] | None = tool["function"].get("parameters")
-    return given or NO_PARAMETERS
-
-
-def _tools(value: object, settings: Settings) -> dict[str, dict[str, Any]]:
-    """The tools by name, in their order, as OpenAI writes them."""
+def _tools(value: object, settings: Settings) -> tuple[dict[str, dict[str, Any]], frozenset[str]]:
+    """The tools by name, in their order, as OpenAI writes them; and the names of strict ones."""
     if value is None:
-        return {}
+        return {}, frozenset()
     if not isinstance(value, list):
         raise refused("tools", f"must be a list of tools, not {kind(value)}")
     if len(value) > settings.max_tools:
@@ -102,15 +99,19 @@ def _tools(value: object, settings: Settings) -> dict[str, dict[str, Any]]:
             code="schema_too_complex",
         )
     tools: dict[str, dict[str, Any]] = {}
+    strict: set[str] = set()
     for index, tool in enumerate(value):
-        name, definition = _tool(tool, f"tools[{index}]")
+        name, definition, is_strict = _tool(tool, f"tools[{index}]")
         if name in tools:
             raise refused(f"tools[{index}].function.name", f"is {clip(name)}, as an earlier tool's")
         tools[name] = definition
-    return tools
+        if is_strict:
+            strict.add(name)
+    return tools, frozenset(strict)
 
 
-def _tool(value: object, path: str) -> tuple[str, dict[str, Any]]:
+def _tool(value: object, path: str) -> tuple[str, dict[str, Any], bool]:
+    """Its name, what the prompt says of it, and whether it is strict."""
     if not isinstance(value, dict):
         raise refused(path, f"must be an object with type and function, not {kind(value)}")
     fields = Fields(value, path)
@@ -135,10 +136,10 @@ def _tool(value: object, path: str) -> tuple[str, dict[str, Any]]:
                 code="invalid_schema",
             )
         function["parameters"] = parameters
-    own.flag("strict")
+    strict = own.flag("strict")
     own.finish()
     fields.finish()
-    return name, {"type": "function", "function": function}
+    return name, {"type": "function", "function": function}, strict
 
 
 def _choice(value: object, tools: dict[str, dict[str, Any]]) -> str:

@@ -10,7 +10,7 @@ from app.caller import Caller, KeyLimits
 from app.errors import Conflict, InvalidRequest
 from app.keys import service
 from app.keys.models import ApiKey
-from app.keys.restrictions import check_key_limits, key_scopes
+from app.keys.restrictions import check_key_limits, key_scopes, require_whole_tenant
 from app.settings import Settings
 from app.tenants.models import Tenant
 from app.tenants.service import effective_limits, find_tenant
@@ -52,6 +52,7 @@ async def update_key(
         key.expires_at = changes["expires_at"]
     if set(changes) & set(SCOPES):
         wanted = {name: changes.get(name, _current(key, name)) for name in SCOPES}
+        require_whole_tenant(wanted["access"] or "full", wanted["adapters"])
         known = wanted["adapters"] if "adapters" in changes else None  # what stays is not checked
         checked = await key_scopes(
             session,

@@ -61,5 +61,12 @@ def allows(networks: Sequence[Network] | None, address: str | None) -> bool:
     return any(found in network for network in networks)
 
 
+def covers(outer: Network, inner: Network) -> bool:
+    """Whether every address of `inner` is in `outer`."""
+    if isinstance(outer, ipaddress.IPv4Network):
+        return isinstance(inner, ipaddress.IPv4Network) and inner.subnet_of(outer)
+    return isinstance(inner, ipaddress.IPv6Network) and inner.subnet_of(outer)
+
+
 def _refused(problem: str) -> InvalidRequest:
     return InvalidRequest(f"networks {problem}.", param="networks")

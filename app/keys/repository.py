@@ -57,6 +57,17 @@ async def page(
     return list((await session.execute(query)).scalars())
 
 
+async def count_working(session: AsyncSession, tenant_id: str, now: datetime) -> int:
+    query = (
+        select(func.count())
+        .select_from(ApiKey)
+        .where(ApiKey.tenant_id == tenant_id, ApiKey.revoked_at.is_(None))
+        .where((ApiKey.expires_at.is_(None)) | (ApiKey.expires_at > now))
+        .where((ApiKey.revoke_at.is_(None)) | (ApiKey.revoke_at > now))
+    )
+    return (await session.execute(query)).scalar_one()
+
+
 async def table(
     session: AsyncSession, wanted: TableQuery, *, tenant_id: str | None
 ) -> Table[tuple[ApiKey, str | None]]:

@@ -37,10 +37,11 @@ async def key_scopes(
         raise InvalidRequest(
             "An operator key has no adapter scope; leave it out.", param="adapters"
         )
-    if tenant is None and access == "inference":
+    if tenant is None and access in ("inference", "manage"):
         raise InvalidRequest(
-            "An operator key never calls models; give it full or read access.", param="access"
+            "An operator key belongs to no tenant; give it full or read access.", param="access"
         )
+    require_whole_tenant(access, adapters)
     if tenant is not None and adapters is not None:
         scopes["adapters"] = await _known(session, tenant.id, adapters)
     if access != "full":
@@ -48,6 +49,16 @@ async def key_scopes(
     if networks is not None:
         scopes["networks"] = [str(network) for network in parse_networks(networks)]
     return scopes
+
+
+def require_whole_tenant(access: str, adapters: Sequence[str] | None) -> None:
+    """Raises InvalidRequest for a managing key that would be limited to some adapters."""
+    if access == "manage" and adapters is not None:
+        raise InvalidRequest(
+            "A key with manage access hands out keys to every adapter, so it cannot be limited to "
+            "some; give it full access, or leave adapters out.",
+            param="adapters",
+        )
 
 
 async def _known(session: AsyncSession, tenant_id: str, names: Sequence[str]) -> list[str]:

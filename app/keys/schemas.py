@@ -1,4 +1,4 @@
-"""What the operator API takes and answers for keys."""
+"""What the tenant API and the operator API take and answer for keys."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -25,7 +25,8 @@ class KeyChange(BaseModel):
     name: str = Field(default="", max_length=100)
     adapters: list[AdapterName] | None = None
     access: KeyAccess = "full"
-    """`read` may look at everything, `inference` may only call models."""
+    """`read` may look at everything, `inference` may only call models, `manage` may also change
+    the tenant's keys and users."""
     networks: list[Annotated[str, Field(max_length=64)]] | None = None
     """CIDRs that the key may be used from; without it, everywhere."""
     expires_at: AwareDatetime | None = None
@@ -34,13 +35,6 @@ class KeyChange(BaseModel):
     max_concurrent: Count | None = None
     monthly_tokens: Annotated[int, Field(ge=1, le=2**53, strict=True)] | None = None
 
-
-class KeyIn(KeyChange):
-    """A tenant's key; with `operator: true` and no tenant, an operator's."""
-
-    tenant_id: str | None = Field(default=None, max_length=40)
-    operator: Annotated[bool, Field(strict=True)] = False
-
     def limits(self) -> KeyLimits:
         return KeyLimits(
             requests_per_minute=self.requests_per_minute,
@@ -48,6 +42,17 @@ class KeyIn(KeyChange):
             max_concurrent=self.max_concurrent,
             monthly_tokens=self.monthly_tokens,
         )
+
+
+class KeyIn(KeyChange):
+    """A tenant's key; with `operator: true` and no tenant, an operator's."""
+
+    tenant_id: str | None = Field(default=None, max_length=40)
+    operator: Annotated[bool, Field(strict=True)] = False
+
+
+class OwnKeyIn(KeyChange):
+    """A key of the caller's own tenant; what is left out is as tight as the key that asks."""
 
 
 class RotateIn(BaseModel):

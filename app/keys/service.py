@@ -76,6 +76,15 @@ async def create_key(
     return made
 
 
+async def require_room(session: AsyncSession, tenant_id: str, *, most: int, now: datetime) -> None:
+    """Raises Conflict when a tenant has that many working keys; its row is locked meanwhile."""
+    if await repository.count_working(session, tenant_id, now) >= most:
+        raise Conflict(
+            f"A tenant has at most {most} working keys; revoke one that is no longer needed.",
+            code="too_many_keys",
+        )
+
+
 async def rotate_key(
     session: AsyncSession,
     key_id: str,

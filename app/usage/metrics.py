@@ -1,7 +1,6 @@
 """Counters of the ledger, moved when a row is closed, so that they equal its sums.
 
-Rows that the worker's sweep closes are counted in the worker, whose metrics nobody reads: of those
-/metrics knows nothing, the usage API does.
+Rows that the worker's sweep closes are counted in SQL instead: see `swept`.
 """
 
 from collections.abc import Iterable
@@ -110,7 +109,7 @@ class UsageMetrics:
             tenant, adapter = self.tenants.label(tenant_id), self.adapters.label(adapter_id)
             self._by_tenant.labels(tenant, entry.status).inc()
             self._by_adapter.labels(adapter, entry.status).inc()
-            for kind, tokens in _tokens_of(entry):
+            for kind, tokens in tokens_of(entry):
                 self._tenant_tokens.labels(tenant, kind).inc(tokens)
                 self._adapter_tokens.labels(adapter, kind).inc(tokens)
             self._observe_times(entry, has_adapter=adapter_id is not None)
@@ -130,7 +129,7 @@ class UsageMetrics:
     def closed(self, entries: Iterable[FinalEntry]) -> None:
         for entry in entries:
             self._requests.labels(entry.status).inc()
-            for kind, tokens in _tokens_of(entry):
+            for kind, tokens in tokens_of(entry):
                 self._tokens.labels(kind).inc(tokens)
             self._engine.labels("prefill").inc(entry.prefill_us / 1e6)
             self._engine.labels("decode").inc(entry.decode_us / 1e6)
@@ -145,7 +144,8 @@ class UsageMetrics:
         self._spooled.set(count)
 
 
-def _tokens_of(entry: FinalEntry) -> tuple[tuple[str, int], ...]:
+def tokens_of(entry: FinalEntry) -> tuple[tuple[str, int], ...]:
+    """(kind, tokens) of one row."""
     return (
         ("prompt", entry.prompt_tokens),
         ("cached", entry.cached_tokens),

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.clock import Clock
 from app.db import Database
 from app.errors import Conflict, Overloaded, RateLimited
-from app.usage import repository, sums_repository
+from app.usage import repository, sums_repository, swept
 from app.usage.entries import FinalEntry, OpenEntry, month_of
 from app.usage.metrics import UsageMetrics
 from app.usage.spans import next_month
@@ -63,13 +63,16 @@ class Ledger:
         *,
         lease_s: float,
         acknowledge: Acknowledge,
+        scraped: bool = True,
     ) -> None:
+        """`scraped`: this process has a /metrics; what others close is counted in SQL."""
         self._db = db
         self._clock = clock
         self._spool = spool
         self._metrics = metrics
         self._lease_s = lease_s
         self._acknowledge = acknowledge
+        self._scraped = scraped
         self._running: set[str] = set()
         self._finals: asyncio.Queue[FinalEntry] = asyncio.Queue()
         self._renew_at_ms = 0.0
@@ -197,8 +200,11 @@ class Ledger:
                     closed.append((row, entry))
             await repository.settle_months(session, closed)
             await sums_repository.add_closed(session, closed)
-        self._metrics.closed(entry for _, entry in closed)
-        self._metrics.attributed((row.tenant_id, row.adapter_id, entry) for row, entry in closed)
+            if not self._scraped:
+                await swept.count(session, (entry for _, entry in closed))
+        if self._scraped:
+            self._metrics.closed(entry for _, entry in closed)
+            self._metrics.attributed((row.tenant_id, row.adapter_id, end) for row, end in closed)
         await self._acknowledge_all(entries)
         return len(closed)
 

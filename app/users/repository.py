@@ -91,6 +91,11 @@ async def delete_user(session: AsyncSession, user_id: str) -> None:
     await session.execute(delete(User).where(User.id == user_id))
 
 
+async def count_of_tenant(session: AsyncSession, tenant_id: str) -> int:
+    query = select(func.count()).select_from(User).where(User.tenant_id == tenant_id)
+    return (await session.execute(query)).scalar_one()
+
+
 async def count_operators(session: AsyncSession) -> int:
     """Of any tenant: operators have none."""
     query = select(func.count()).select_from(User).where(User.role == "operator")

@@ -11,7 +11,6 @@ from app.idempotency.service import create_once
 from app.paging import PageDep, list_body
 from app.tenants import service as tenants
 from app.users import service, sessions
-from app.users.links import link_url
 from app.users.schemas import (
     LinkOut,
     RemovedUser,
@@ -62,7 +61,7 @@ async def invite_user(
             now=platform.clock.now(),
             actor=caller,
         )
-        return _link(invitation, platform)
+        return LinkOut.of(invitation, platform.settings)
 
     return await create_once(
         session,
@@ -115,7 +114,7 @@ async def reset_user(
         now=platform.clock.now(),
         actor=caller,
     )
-    return _link(invitation, platform)
+    return LinkOut.of(invitation, platform.settings)
 
 
 @router.post("/{user_id}/suspend")
@@ -176,12 +175,3 @@ async def sign_user_out(
         session, user_id, tenant_id=None, now=platform.clock.now(), actor=caller
     )
     return SignedOut(id=user_id, sessions=ended)
-
-
-def _link(invitation: service.Invitation, platform: PlatformDep) -> LinkOut:
-    return LinkOut(
-        id=invitation.user.id,
-        user=UserOut.of(invitation.user),
-        url=link_url(platform.settings, invitation),
-        expires_at=invitation.expires_at,
-    )

@@ -1,11 +1,14 @@
-"""What the operator API takes and answers for users."""
+"""What the tenant API and the operator API take and answer for users."""
 
 from datetime import datetime
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.settings import Settings
+from app.users.links import link_url
 from app.users.models import User, UserSession
+from app.users.service import Invitation
 
 UserRole = Literal["operator", "tenant_admin", "tenant_viewer"]
 
@@ -18,6 +21,15 @@ class UserIn(BaseModel):
     email: str = Field(max_length=254)
     role: UserRole
     tenant_id: str | None = Field(default=None, max_length=40)
+
+
+class OwnUserIn(BaseModel):
+    """Somebody of the caller's own tenant."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    email: str = Field(max_length=254)
+    role: Literal["tenant_admin", "tenant_viewer"]
 
 
 class UserChange(BaseModel):
@@ -86,3 +98,12 @@ class LinkOut(BaseModel):
     user: UserOut
     url: str
     expires_at: datetime
+
+    @classmethod
+    def of(cls, invitation: Invitation, settings: Settings) -> "LinkOut":
+        return cls(
+            id=invitation.user.id,
+            user=UserOut.of(invitation.user),
+            url=link_url(settings, invitation),
+            expires_at=invitation.expires_at,
+        )

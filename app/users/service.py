@@ -127,6 +127,15 @@ async def invite(
     return _issue(session, "invitation", user, secrets, settings, now, actor)
 
 
+async def require_room(session: AsyncSession, tenant_id: str, *, most: int) -> None:
+    """Raises Conflict when a tenant has that many users; its row is locked meanwhile."""
+    if await repository.count_of_tenant(session, tenant_id) >= most:
+        raise Conflict(
+            f"A tenant has at most {most} users; remove one that is no longer needed.",
+            code="too_many_users",
+        )
+
+
 async def start_reset(
     session: AsyncSession,
     user_id: str,

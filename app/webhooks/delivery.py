@@ -18,7 +18,7 @@ from app.clock import Clock
 from app.crypto import SecretError, Secrets
 from app.db import Database
 from app.settings import Settings
-from app.webhooks import repository
+from app.webhooks import metrics, repository
 from app.webhooks.backoff import next_attempt
 from app.webhooks.models import WebhookDelivery, WebhookEndpoint
 from app.webhooks.sender import Outcome, Sender
@@ -159,10 +159,11 @@ async def _write(platform: DeliveryPlatform, attempt: _Attempt, outcome: Outcome
             return
         if outcome.code == "delivered":
             await repository.note_success(session, attempt.endpoint_id, now)
-            return
-        await repository.note_failure(session, attempt.endpoint_id, now)
-        dead = values["state"] == repository.DEAD
-        await _disable_if_hopeless(platform, session, attempt.endpoint_id, outcome, dead, now)
+        else:
+            await repository.note_failure(session, attempt.endpoint_id, now)
+            dead = values["state"] == repository.DEAD
+            await _disable_if_hopeless(platform, session, attempt.endpoint_id, outcome, dead, now)
+        await metrics.count_attempt(session, outcome.code)  # last: all workers write these rows
 
 
 def _ending(
@@ -182,7 +183,8 @@ def _ending(
     }
     if outcome.code == "delivered":
         return values | {"state": repository.DELIVERED, "finished_at": now}
-    again = next_attempt(row.id, attempt.number, now, row.give_up_at)
+    asked_s = outcome.retry_after_s
+    again = next_attempt(row.id, attempt.number, now, row.give_up_at, asked_s)
     if again is None or outcome.code == "gone":
         return values | {"state": repository.DEAD, "finished_at": now}
     return values | {"state": repository.PENDING, "next_attempt_at": again}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import CursorResult, delete, exists, func, or_, select, update
+from sqlalchemy import CursorResult, case, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.tenants.models import Tenant
@@ -24,6 +24,16 @@ class Due:
 
     delivery_id: str
     tenant_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Deliveries that wait: how many, when the oldest's event was, and the earliest due attempt
+    that no worker holds."""
+
+    count: int
+    oldest: datetime | None
+    due_since: datetime | None
 
 
 async def lock_tenant(session: AsyncSession, tenant_id: str) -> None:
@@ -266,6 +276,19 @@ async def due(session: AsyncSession, now: datetime, limit: int) -> Sequence[Due]
         .limit(limit)
     )
     return [Due(row[0], row[1]) for row in rows]
+
+
+async def waiting(session: AsyncSession, now: datetime) -> Waiting:
+    """Of any tenant: for the platform's metrics."""
+    due_at = case((_free(now), WebhookDelivery.next_attempt_at))
+    row = (
+        await session.execute(
+            select(func.count(), func.min(WebhookDelivery.created_at), func.min(due_at)).where(
+                WebhookDelivery.state == PENDING
+            )
+        )
+    ).one()
+    return Waiting(row[0], row[1], row[2])
 
 
 async def first_attempts(

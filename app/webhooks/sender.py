@@ -1,6 +1,7 @@
 """Sends one message: to the address that was judged, with the name's Host, SNI and certificate.
 
-No redirects, no proxies, no cookies, a total time; what the receiver answers is not even read.
+No redirects, no proxies, no cookies, a total time; of the answer nothing but its status and
+Retry-After is read.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from app.webhooks.addresses import (
     reachable_address,
     resolve,
 )
+from app.webhooks.backoff import asked_for_s
 
 Code = Literal[
     "delivered",
@@ -42,11 +44,13 @@ MAX_URL_CHARACTERS = 500
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt ended. `status` is None where nothing was answered."""
+    """How an attempt ended. `status` is None where nothing was answered; `retry_after_s` is what
+    a busy receiver asked for."""
 
     code: Code
     status: int | None = None
     duration_ms: int = 0
+    retry_after_s: float | None = None
 
 
 class Sender:
@@ -96,10 +100,12 @@ class Sender:
         """Never raises for what the other side does."""
         began_ms = self._clock.monotonic_ms()
         status: int | None = None
+        retry_after_s: float | None = None
         code: Code
         try:
             async with asyncio.timeout(self._timeout_s):
-                status = await self._post(text, headers, body)
+                status, retry_after = await self._post(text, headers, body)
+            retry_after_s = asked_for_s(status, retry_after, self._clock.now())
             code = _judge(status)
         except (TimeoutError, httpx.TimeoutException):
             code = "timeout"
@@ -109,9 +115,13 @@ class Sender:
             code = "name_unresolvable"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             code = "tls_failed" if _is_tls(error) else "connection_failed"
-        return Outcome(code, status, int(self._clock.monotonic_ms() - began_ms))
+        duration_ms = int(self._clock.monotonic_ms() - began_ms)
+        return Outcome(code, status, duration_ms, retry_after_s)
 
-    async def _post(self, text: str, headers: Mapping[str, str], body: bytes) -> int:
+    async def _post(
+        self, text: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[int, str | None]:
+        """The status and `Retry-After`."""
         url = parse_url(text, allow_http=self._allow_loopback)
         address = await self._address(url)
         host = url.raw_host.decode()
@@ -137,7 +147,7 @@ class Sender:
             )
             response = await client.send(request, stream=True)
             await response.aclose()
-            return response.status_code
+            return response.status_code, response.headers.get("retry-after")
 
     async def _address(self, url: httpx.URL) -> str:
         port = url.port or (443 if url.scheme == "https" else 80)

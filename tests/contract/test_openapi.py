@@ -68,7 +68,8 @@ class Served:
         self.document = openapi.document(app)
         tenant = await make_tenant(platform, "acme", **NO_LIMITS)
         version = await make_ready_adapter(platform, tenant, "support")
-        self.keys["/v1/"] = (await make_key(platform, tenant)).secret.text
+        own = await make_key(platform, tenant, access="manage")
+        self.keys["/v1/"] = own.secret.text
         self.keys["/admin/v1/"] = (await make_key(platform, None)).secret.text
         other = await make_tenant(platform, "other")
         spare = await make_key(platform, other)

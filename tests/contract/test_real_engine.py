@@ -170,18 +170,24 @@ async def test_the_real_engine_keeps_schemas_and_calls_tools(client):
     cut = await ask(PERSON, max_tokens=3)
     assert cut.choices[0].finish_reason == "length"
 
-    function = {"name": "lookup", "parameters": PERSON}
-    called = await chat.create(
-        model=model,
-        messages=HELLO,
-        tools=[{"type": "function", "function": function}],
-        tool_choice="required",
-        max_tokens=200,
-        seed=3,
+    function = {"name": "lookup", "parameters": PERSON, "strict": True}
+    tools = [{"type": "function", "function": function}]
+    one, several, either = await asyncio.gather(
+        ask(VERDICT, tools=tools, tool_choice="required", parallel_tool_calls=False, seed=3),
+        ask(VERDICT, tools=tools, tool_choice="required", seed=3, max_tokens=400),
+        ask(VERDICT, tools=tools, seed=4),
     )
-    assert called.choices[0].finish_reason == "tool_calls"
-    (call,) = called.choices[0].message.tool_calls
-    jsonschema.validate(json.loads(call.function.arguments), PERSON)
+    assert one.choices[0].finish_reason == "tool_calls"
+    assert len(one.choices[0].message.tool_calls) == 1
+    assert several.choices[0].message.tool_calls
+    for answer in (one, several, either):
+        message = answer.choices[0].message
+        for call in message.tool_calls or ():
+            jsonschema.validate(json.loads(call.function.arguments), PERSON)
+        if not message.tool_calls:
+            jsonschema.validate(json.loads(message.content), VERDICT)
+    free = await chat.create(model=model, messages=HELLO, tools=tools, max_tokens=20, seed=5)
+    assert free.choices[0].message.content or free.choices[0].message.tool_calls
 
     for hostile in ({"type": "string", "pattern": "(.*a.{200}).*"}, {"pattern": "(("}):
         with pytest.raises(openai.BadRequestError) as caught:

@@ -104,6 +104,19 @@ def test_kill_9_in_the_middle_of_streams_leaves_one_closed_row_a_request(
     assert max(Counter(request_id for request_id, _, _ in rows).values()) == 1
     assert all(tokens > 0 for _, _, tokens in rows[before:])
     _until_it_answers(platform, key)
+    _every_swept_row_is_in_the_metrics(platform)
+
+
+def _every_swept_row_is_in_the_metrics(platform: LivePlatform) -> None:
+    """What the worker closed, the api shows: no row is in the ledger alone."""
+    name = "loramux_swept_requests_total"
+    lines = httpx.get(f"{platform.url}/metrics").text.splitlines()
+    shown = sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+    with sqlite3.connect(f"file:{platform.data_dir}/loramux.db?mode=ro", uri=True) as database:
+        query = "SELECT closed_by, count(*) FROM usage_records GROUP BY closed_by"
+        by = dict(database.execute(query).fetchall())
+    swept, spooled = by.get("sweep", 0), by.get("spool", 0)  # whoever comes first empties a spool
+    assert swept <= shown <= swept + spooled
 
 
 def _until_it_answers(platform: LivePlatform, key: str) -> None:

@@ -33,8 +33,12 @@ OWN_HEADERS = {"x-request-id", "date"}
 CREATED_BY_API = {
     "upload_id": ("/v1/uploads", {"name": "support", "config_bytes": 10, "weights_bytes": 10}),
     "webhook_id": ("/v1/webhooks", {"url": "https://1.1.1.1/hook", "events": ["version.ready"]}),
+    "key_id": ("/v1/keys", {"name": "theirs"}),
+    "user_id": ("/v1/users", {"email": "theirs@example.com", "role": "tenant_viewer"}),
 }
 """Path parameter -> where its owner makes one, and with what body; when the document has it."""
+MANAGED = ("/v1/keys", "/v1/users", "/v1/audit")
+"""Of the whole tenant; only a key with manage access changes it."""
 NO_OWNER = {"delivery_id": "whd_" + "0" * 26, "number": "1", "alias": "live"}
 """Parameters that mean something only below another one."""
 
@@ -63,6 +67,11 @@ async def owner(served: httpx.AsyncClient, platform: Platform) -> Tenant:
     tenant = await make_tenant(platform, "owner")
     await make_ready_adapter(platform, tenant, "support")
     return tenant
+
+
+async def managing_key(platform: Platform, tenant: Tenant) -> NewKey:
+    """One that reaches every operation of /v1."""
+    return await make_key(platform, tenant, access="manage")
 
 
 async def owned_values(
@@ -104,8 +113,8 @@ class TestAForeignTenant:
         document: Document,
         owner: Tenant,
     ) -> None:
-        owned = await owned_values(served, document, await make_key(platform, owner))
-        foreign = bearer(await make_key(platform, await make_tenant(platform)))
+        owned = await owned_values(served, document, await managing_key(platform, owner))
+        foreign = bearer(await managing_key(platform, await make_tenant(platform)))
         unknown = unknown_values(owned)
         with_ids = [o for o in operations(document, "/v1/") if o.parameters]
         assert len(with_ids) >= 7
@@ -125,7 +134,7 @@ class TestAForeignTenant:
         owner: Tenant,
     ) -> None:
         """Without this, the test above could ask for nothing."""
-        key = await make_key(platform, owner)
+        key = await managing_key(platform, owner)
         owned = await owned_values(served, document, key)
         for operation in operations(document, "/v1/"):
             if operation.reads and operation.parameters and "delivery_id" not in operation.path:
@@ -256,7 +265,7 @@ class TestACredentialThatIsNotEnough:
         document: Document,
         owner: Tenant,
     ) -> None:
-        owned = await owned_values(served, document, await make_key(platform, owner))
+        owned = await owned_values(served, document, await managing_key(platform, owner))
         key = await make_key(platform, owner, access="read")
         for operation in operations(document, "/v1/"):
             if operation.reads and "delivery_id" not in operation.path:
@@ -274,6 +283,26 @@ class TestACredentialThatIsNotEnough:
 
         found = await self.everywhere(served, document, bearer(key), only=closed)
         assert found == {(403, "inference_only_key")}
+
+    async def test_a_full_key_that_would_change_keys_or_users(
+        self, served: httpx.AsyncClient, platform: Platform, document: Document
+    ) -> None:
+        key = await make_key(platform, await make_tenant(platform))
+
+        def managing(operation: Operation) -> bool:
+            return operation.path.startswith(MANAGED) and not operation.reads
+
+        found = await self.everywhere(served, document, bearer(key), only=managing)
+        assert found == {(403, "manage_key_needed")}
+
+    async def test_a_key_for_some_adapters_that_would_see_the_whole_tenant(
+        self, served: httpx.AsyncClient, platform: Platform, document: Document, owner: Tenant
+    ) -> None:
+        key = await make_key(platform, owner, adapters=["support"])
+        found = await self.everywhere(
+            served, document, bearer(key), only=lambda o: o.path.startswith(MANAGED)
+        )
+        assert found == {(403, "key_scope")}
 
     async def test_a_read_only_operator_key_that_would_change_anything(
         self, served: httpx.AsyncClient, platform: Platform, document: Document

@@ -11,6 +11,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from structlog.testing import capture_logs
 
+from app import errors
 from app.auth import ApiCaller, SessionUser
 from app.clock import FrozenClock
 from app.error_handlers import field_name
@@ -37,6 +38,12 @@ class Body(BaseModel):
     mode: Literal["fast", "slow"] = "fast"
 
 
+def refusals() -> list[type[errors.AppError]]:
+    """Every class of the tree in app.errors; the others are theirs with codes of their own."""
+    kinds = errors.AppError.__subclasses__()
+    return [kind for kind in kinds if kind.__module__ == errors.__name__]
+
+
 @pytest.fixture
 def app(platform: Platform) -> FastAPI:
     """The app with routes that fail in every way."""
@@ -57,6 +64,10 @@ def app(platform: Platform) -> FastAPI:
             raise RuntimeError(f"a prompt: {CANARY}")
 
         return StreamingResponse(chunks())
+
+    @app.get("/v1/refused/{name}")
+    async def refused(name: str) -> None:
+        raise next(kind for kind in refusals() if kind.__name__ == name)("a sentence that helps")
 
     @app.get("/console/broken")
     async def console_broken() -> None:
@@ -239,6 +250,30 @@ class TestTheOpenaiPackage:
             await sdk.get(path.removeprefix("/v1"), cast_to=httpx.Response)
         assert caught.value.code
 
+    async def test_raises_the_class_of_each_refusals_status(
+        self, client: httpx.AsyncClient
+    ) -> None:
+        """With the refusal's code and type in it."""
+        sdk = openai.AsyncOpenAI(api_key="lmx_x", base_url=f"{OURS}/v1", http_client=client)
+        sdk.max_retries = 0
+        kinds = {
+            400: openai.BadRequestError,
+            401: openai.AuthenticationError,
+            403: openai.PermissionDeniedError,
+            404: openai.NotFoundError,
+            409: openai.ConflictError,
+            422: openai.UnprocessableEntityError,
+            429: openai.RateLimitError,
+        }
+        for refusal in refusals():
+            with pytest.raises(openai.APIStatusError) as caught:
+                await sdk.get(f"/refused/{refusal.__name__}", cast_to=httpx.Response)
+            error, status = caught.value, refusal.status
+            assert error.status_code == status
+            if status in kinds or status >= 500:
+                assert type(error) is kinds.get(status, openai.InternalServerError), refusal
+            assert (error.code, error.type) == (refusal.code, refusal.type)
+
 
 class TestTheConsole:
     async def test_shows_a_page_without_the_error(self, client: httpx.AsyncClient) -> None:
@@ -297,6 +332,7 @@ class TestNul:
         [
             "/v1/models/a%00b", "/v1/adapters?after=%00", "/v1/usage?model=%00",
             "/v1/webhooks/%00", "/v1/uploads/%00", "/v1/adapters/a/aliases/%00",
+            "/v1/keys/%00", "/v1/users/%00", "/v1/keys?after=%00",
         ],
     )  # fmt: skip
     async def test_in_an_address_of_the_tenant_api(
@@ -324,6 +360,14 @@ class TestNul:
         body = {"tenant_id": tenant.id, "name": "a\0b"}
         refused = await client.post("/admin/v1/keys", json=body, headers=headers)
         assert refused.status_code in (201, 400), refused.text
+        own = bearer(await make_key(platform, tenant, access="manage"))
+        for path, body in (
+            ("users", {"email": "a\0b@example.com", "role": "tenant_viewer"}),
+            ("keys", {"name": "a\0b"}),
+            ("keys", {"adapters": ["a\0b"]}),
+        ):
+            refused = await client.post(f"/v1/{path}", json=body, headers=own)
+            assert refused.status_code in (201, 400), refused.text
 
     async def test_on_a_page(self, client: httpx.AsyncClient, platform: Platform) -> None:
         user = await make_user(platform, await make_tenant(platform))

@@ -8,6 +8,7 @@ from engine.text import TextCodec
 from engine.tool_format import CHATML, HERMES_OVER_CHATML, ToolFormatRefused, tool_template
 
 QWEN_LIKE = "{% if tools %}<tools>{% endif %}…'<tool_call>'…"
+LLAMA_LIKE = """{% if tools %}Environment: ipython{% endif %}…'"parameters": '…"""
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
@@ -19,6 +20,10 @@ class TestDetection:
     def test_a_template_without_tools_has_none_unless_the_operator_says_so(self):
         assert tool_template(PLAIN, CHATML, "auto") is None
         assert tool_template(PLAIN, CHATML, "hermes") == ("hermes", HERMES_OVER_CHATML)
+
+    def test_llamas_template_is_used_where_it_is_found(self):
+        assert tool_template(LLAMA_LIKE, {"<|eot_id|>"}, "auto") == ("llama", LLAMA_LIKE)
+        assert tool_template(LLAMA_LIKE, {"<|eot_id|>"}, "none") is None
 
     def test_none_is_none(self):
         assert tool_template(QWEN_LIKE, CHATML, "none") is None

@@ -1,10 +1,12 @@
 """Lists, aliases, events and erasure over HTTP, and what operators see."""
 
 import json
+from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from sqlalchemy.exc import SQLAlchemyError
 
 from app.adapters import events, validation
 from app.adapters.tasks import sweep
@@ -221,6 +223,24 @@ class TestEvents:
         assert [event for event, _ in last] == ["state", "done"]
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
+
+    async def test_a_database_that_is_away_for_a_while_does_not_cut_it_off(
+        self, client: httpx.AsyncClient, key: NewKey, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        version = await upload(client, key)
+        stream = events.version_events(bench.resources, version["id"], poll_s=0.0)
+        await anext(stream)
+        read, away = events._read, iter([OSError(), SQLAlchemyError()])
+
+        async def sometimes(*arguments: Any) -> Any:
+            if (error := next(away, None)) is not None:
+                raise error
+            return await read(*arguments)
+
+        monkeypatch.setattr(events, "_read", sometimes)
+        await bench.work()
+        frames = self.frames((await anext(stream)).decode())
+        assert frames[-1][0] == "done"
 
 
 class TestErasure:

@@ -1,5 +1,6 @@
 """The audit log: kept with what it speaks of, and never changed."""
 
+import httpx
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
@@ -7,7 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from app.audit import service
 from app.audit.models import AuditEvent
 from app.platform import Platform
-from tests.factories import make_caller, make_tenant
+from tests.factories import bearer, make_caller, make_key, make_tenant
 
 
 @pytest.fixture
@@ -70,3 +71,16 @@ async def test_a_tenant_reads_its_own_events_alone_newest_first(platform: Platfo
     assert {event.tenant_id for event in found} == {mine.id}
     assert foreign.id not in {event.target for event in found}
     assert [event.id for event in found] == sorted((e.id for e in found), reverse=True)
+
+
+async def test_a_tenant_reads_its_own_events_over_the_api(
+    client: httpx.AsyncClient, platform: Platform
+) -> None:
+    own, other = await make_tenant(platform), await make_tenant(platform)
+    key = await make_key(platform, own, access="read", name="auditor")
+    await make_key(platform, other)
+    told = await client.get("/v1/audit", headers=bearer(key))
+    assert [event["action"] for event in told.json()["data"]] == ["key.create", "tenant.create"]
+    assert {event["tenant_id"] for event in told.json()["data"]} == {own.id}
+    one = await client.get("/v1/audit", params={"target": key.row.id}, headers=bearer(key))
+    assert one.json()["data"][0]["detail"]["name"] == "auditor"

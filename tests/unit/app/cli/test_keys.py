@@ -36,7 +36,7 @@ class TestCreate:
         [
             (("--adapter", "nothing"), "no adapter 'nothing'"),
             (("--network", "here"), "no network"),
-            (("--access", "all"), "full, inference, read"),
+            (("--access", "all"), "full, inference, manage, read"),
             (("--limit", "requests_per_minute=11"), "may only tighten"),
             (("--limit", "max_rank=8"), "is no limit"),
         ],
@@ -47,6 +47,32 @@ class TestCreate:
         result = run("keys", "create", "--tenant", "acme", *option)
         assert result.exit_code == 1
         assert says in result.stderr
+
+
+class TestChange:
+    def test_a_rotated_key_has_a_successor_and_works_until_the_overlap_ends(
+        self, run: Run, made: dict[str, str]
+    ) -> None:
+        new = _json(run("keys", "rotate", made["id"], "--overlap", "60", "--json"))
+        assert new["name"] == "ci"
+        assert {run("keys", "check", k["key"]).exit_code for k in (made, new)} == {LIVE_KEY}
+        last = _json(run("keys", "rotate", new["id"], "--overlap", "0", "--json"))
+        assert [run("keys", "check", k["key"]).exit_code for k in (new, last)] == [0, LIVE_KEY]
+        again = run("keys", "rotate", made["id"])
+        assert "already rotated" in again.stderr
+
+    def test_restrictions_are_changed_and_ended(self, run: Run, made: dict[str, str]) -> None:
+        network = ("--network", "203.0.113.0/24", "--days", "7")
+        changed = _json(run("keys", "update", made["id"], "--access", "read", *network, "--json"))
+        assert (changed["access"], changed["networks"]) == ("read", ["203.0.113.0/24"])
+        assert changed["expires_at"]
+        open_again = ("--network", "all", "--days", "0", "--json")
+        changed = _json(run("keys", "update", made["id"], *open_again))
+        assert (changed["access"], changed["networks"]) == ("read", None)
+        assert changed["expires_at"] is None
+        assert "nothing to change" in run("keys", "update", made["id"]).stderr
+        refused = run("keys", "update", made["id"], "--adapter", "nothing")
+        assert "no adapter 'nothing'" in refused.stderr
 
 
 class TestCheck:

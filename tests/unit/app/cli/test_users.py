@@ -26,9 +26,15 @@ def test_suspend_resume_reset_sign_out_and_remove(run: Run, ada: str) -> None:
     run("users", "resume", ada)
     assert statuses(run) == {ada: "invited"}
     assert "/console/invitation/" in run("users", "reset", ada).stdout
+    assert "is viewer" in run("users", "role", ada, "viewer").stdout
+    assert "choose admin or viewer" in run("users", "role", ada, "operator").stderr
+    assert "signed in nowhere" in run("users", "sessions", ada).stdout
     assert "0 sessions ended" in run("users", "sign-out", ada).stdout
     assert run("users", "remove", ada).exit_code == 0
     assert statuses(run) == {}
+    shown = run("audit", "--tenant", "acme", "--action", "user.role", "--json")
+    (event,) = json.loads(shown.stdout)
+    assert (event["detail"]["to"], event["actor_label"]) == ("tenant_viewer", "cli")
 
 
 def test_nobody_of_that_name_is_a_sentence(run: Run, ada: str) -> None:

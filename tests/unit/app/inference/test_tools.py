@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import InvalidRequest
+from app.inference.call_grammar import call_grammar
 from app.inference.schemas import chat_call, completion_call
-from app.inference.tool_calls import ToolCallText
+from app.inference.tool_calls import call_text
 from tests.fake_engine import BASE_NAME, ByteCodec
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -44,7 +45,7 @@ class TestChoice:
             call = chat(settings, tools=[tool()], tool_choice=choice)
             assert call.tools.names == {"weather"}
             assert call.tools.shown == (tool(),)
-            assert call.grammar is None
+            assert call_grammar(call.tools, "hermes") is None
             assert call.tools_param == "tools"
 
     def test_none_shows_nothing(self, settings):
@@ -55,13 +56,12 @@ class TestChoice:
         for choice in ("none", "auto"):
             assert chat(settings, tools=[], tool_choice=choice).tools is None
 
-    def test_required_is_a_grammar_of_all_and_a_name_of_one(self, settings):
+    def test_required_is_one_of_all_and_a_name_that_one(self, settings):
         tools = [tool(), tool("time", strict=True)]
         required = chat(settings, tools=tools, tool_choice="required")
         named = chat(settings, tools=tools, tool_choice=NAMED)
-        assert required.grammar.text.count("%json") == 2
-        assert named.grammar.text.count("%json") == 1
-        assert "time" in named.grammar.text
+        assert (required.tools.forced, required.tools.parallel) == (("weather", "time"), True)
+        assert (named.tools.forced, named.tools.parallel) == (("time",), False)
         assert named.tools.names == {"weather", "time"}
         assert named.grammar_param == "tools"
 
@@ -78,7 +78,12 @@ class TestChoice:
             ({"tools": [tool(parameters=3)]}, "tools[0].function.parameters", "invalid_schema"),
             ({"tools": [tool(description="x" * 70_000)]}, "tools", "schema_too_complex"),
             ({"tools": [tool(other=1)]}, "tools[0].function.other", "unknown_parameter"),
-            ({"tools": [tool(strict=True)]}, "tools[0].function.strict", "unsupported_parameter"),
+            (
+                {"tools": [tool(strict=True, parameters={"not": {}})]},
+                "tools[0].function.parameters.not",
+                "unsupported_schema",
+            ),
+            ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "invalid_value"),
             (
                 {"tools": [tool(parameters={"not": {}})], "tool_choice": "required"},
                 "tools[0].function.parameters.not",
@@ -89,11 +94,6 @@ class TestChoice:
                 {"tools": [tool()], "tool_choice": NAMED},
                 "tool_choice.function.name",
                 "invalid_value",
-            ),
-            (
-                {"tools": [tool()], "response_format": {"type": "json_object"}},
-                "response_format",
-                "unsupported_parameter",
             ),
         ],
     )
@@ -145,8 +145,8 @@ class TestMessages:
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 
 
-def read(text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
-    reader = ToolCallText({"weather"})
+def read(text: str, cuts: list[int], family="hermes") -> tuple[str, list[tuple[str, str]]]:
+    reader = call_text(family, {"weather"})
     at = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     content, calls = "", []
     for begin, end in pairwise(at):
@@ -199,7 +199,45 @@ class TestReading:
         assert got.strip() == (text if content is None else content).strip()
 
     def test_text_before_a_call_is_not_held_back(self):
-        assert ToolCallText({"weather"}).push("It is <b>").text == "It is <b>"
+        assert call_text("hermes", {"weather"}).push("It is <b>").text == "It is <b>"
+
+
+LLAMA = '{"name": "weather", "parameters": {"city": "Rome"}}'
+
+
+class TestReadingLlama:
+    @pytest.mark.parametrize(
+        ("text", "content", "calls"),
+        [
+            ("It is sunny {today}.", None, []),
+            (LLAMA, "", [ROME]),
+            (f"\n\n{LLAMA}\n", "", [ROME]),
+            ('{"name": "weather", "parameters": {"city": "}\\\\"}}', "",
+             [("weather", '{"city": "}\\\\"}')]),
+            ('{"name": "weather", "parameters": {"city": "a\\"}"}}', "",
+             [("weather", '{"city": "a\\"}"}')]),
+            (f"{LLAMA}; {LLAMA}", f"; {LLAMA}", [ROME]),  # its template takes one call a message
+            ('{"type": "function", "name": "weather", "parameters": {"city": "Rome"}}', "", [ROME]),
+            ('{"name": "weather", "arguments": {"city": "Rome"}}', "", [ROME]),
+            ('{"name":"weather"}', "", [("weather", "{}")]),
+            ('{"name": "other", "parameters": {}}', None, []),
+            ('{"name": "weather", "parameters": 3}', None, []),
+            ('{"city": "Rome"}', None, []),
+            (LLAMA[:-3], None, []),
+            (f"I call {LLAMA}", None, []),
+            ("{", None, []),
+            (" ", None, []),
+        ],
+    )  # fmt: skip
+    @given(cuts=st.lists(st.integers(0, 200), max_size=8))
+    def test_is_the_same_however_the_text_is_cut(self, text, content, calls, cuts):
+        got, found = read(text, cuts, "llama")
+        assert found == calls
+        assert got == (text if content is None else content)
+
+    def test_only_what_may_become_a_call_is_held_back(self):
+        for begun, out in (("It", "It"), ('{"ci', '{"ci'), ('{"na', ""), ('{"name": "we', "")):
+            assert call_text("llama", {"weather"}).push(begun).text == out
 
 
 @pytest.fixture
@@ -230,6 +268,28 @@ class TestAnswers:
         assert call["type"] == "function"
         assert call["id"].startswith("call_")
         assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+
+    async def test_calls_in_llamas_words_are_parsed_and_streamed(self, api, engine, monkeypatch):
+        monkeypatch.setattr(ByteCodec, "tool_format", "llama")
+        engine.text = LLAMA
+        whole = await api.post("/v1/chat/completions", json=BODY)
+        choice = whole.json()["choices"][0]
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+        streamed = await api.post("/v1/chat/completions", json={**BODY, "stream": True})
+        lines = [part[6:] for part in streamed.text.split("\n\n") if part.startswith("data: {")]
+        choices = [json.loads(line)["choices"][0] for line in lines]
+        parts = [p for c in choices for p in c["delta"].get("tool_calls", ())]
+        assert [part["function"].get("name") for part in parts] == ["weather", None]
+        assert parts[1]["function"]["arguments"] == '{"city": "Rome"}'
+        assert not any(choice["delta"].get("content") for choice in choices)
+
+    async def test_llamas_bare_json_excludes_other_json(self, api, engine, monkeypatch):
+        monkeypatch.setattr(ByteCodec, "tool_format", "llama")
+        body = {**BODY, "response_format": {"type": "json_object"}}
+        error = (await api.post("/v1/chat/completions", json=body)).json()["error"]
+        assert (error["param"], error["code"]) == ("response_format", "unsupported_parameter")
+        forced = await api.post("/v1/chat/completions", json={**body, "tool_choice": "required"})
+        assert forced.status_code == 200
 
     @pytest.mark.usefixtures("_tools")
     async def test_malformed_calls_are_content(self, api, engine):

@@ -4,13 +4,22 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import func, select
+from sqlalchemy import text as text_of
 
 from app.bounded_labels import OTHER
 from app.usage.metrics import UsageMetrics
 from app.usage.models import UsageRecord
+from app.usage.service import Ledger
+from app.usage.spool import Spool
+from app.usage.sweep import close_expired
+from engine.types import JournalEntry
 from tests.exported_metrics import ENTRY
-from tests.unit.app.usage.conftest import opening
+from tests.fake_engine import FakeEngine
+from tests.serving import install_engines
+from tests.unit.app.usage.conftest import ENGINE, opening
 
 
 def samples(registry, name):
@@ -103,3 +112,69 @@ async def test_the_counters_equal_the_ledger(ledger, platform, final, registry):
     counted = by(registry, "loramux_tenant_tokens_total", "kind")
     assert [counted["prompt"], counted["completion"]] == list(row)
     assert by(registry, "loramux_adapter_requests_total", "adapter") == {"adp_1": 6, "none": 6}
+
+
+async def test_what_workers_close_is_shown_beside_it_by_every_api(
+    client, platform, ledger, final, registry
+):
+    """An api closes some rows, a worker what another api left: together they are the ledger."""
+    worker = workers_ledger(platform, CollectorRegistry())
+    fake = FakeEngine()
+    install_engines(platform, {ENGINE: fake})
+    for index in range(6):
+        await ledger.open(opening(f"req_{index}"))
+    for index in range(2):
+        ledger.close_soon(final(f"req_{index}", completion_tokens=index, prefill_us=500_000))
+    await ledger.drain()
+    for index, finish in ((2, "stop"), (3, "cancelled"), (4, None)):
+        wall_ms = int(platform.clock.now().timestamp() * 1000)
+        fake.entries[f"req_{index}"] = JournalEntry(f"req_{index}", 10, index, finish, wall_ms)
+    platform.clock.advance(seconds=1000)
+    platform.ledger = worker
+    assert await close_expired(platform) == 4
+    text = (await client.get("/metrics")).text
+    swept = CollectorRegistry()
+    swept.collect = lambda: text_string_to_metric_families(text)
+    requests = Counter(by(registry, "loramux_requests_total", "status"))
+    requests.update(by(swept, "loramux_swept_requests_total", "status"))
+    tokens = Counter(by(registry, "loramux_tokens_total", "kind"))
+    tokens.update(by(swept, "loramux_swept_tokens_total", "kind"))
+    columns = [UsageRecord.status, func.count(), func.sum(UsageRecord.prompt_tokens)]
+    columns.append(func.sum(UsageRecord.completion_tokens))
+    async with platform.db.reading() as session:
+        rows = (await session.execute(select(*columns).group_by(UsageRecord.status))).all()
+    assert requests == {row[0]: row[1] for row in rows}
+    assert requests == {"completed": 3, "cancelled": 1, "failed": 2}
+    assert tokens["prompt"] == sum(row[2] for row in rows)
+    assert tokens["completion"] == sum(row[3] for row in rows) == 10
+
+
+async def test_figures_from_sql_are_left_out_while_the_database_is_away(client, platform):
+    assert "loramux_swept_adapter_byte_seconds_total 0.0" in (await client.get("/metrics")).text
+    async with platform.db.transaction() as session:
+        await session.execute(text_of("ALTER TABLE tallies RENAME TO tallies_away"))
+    try:
+        answer = await client.get("/metrics")
+    finally:
+        async with platform.db.transaction() as session:
+            await session.execute(text_of("ALTER TABLE tallies_away RENAME TO tallies"))
+    assert answer.status_code == 200
+    assert "loramux_swept" not in answer.text
+    assert "loramux_http_requests_total" in answer.text
+
+
+def workers_ledger(platform, registry):
+    """A worker's: nobody reads its process's metrics."""
+
+    async def acknowledge(_engine, _request_ids):
+        return None
+
+    return Ledger(
+        platform.db,
+        platform.clock,
+        Spool(platform.settings.data_dir / "spool"),
+        UsageMetrics(registry),
+        lease_s=900,
+        acknowledge=acknowledge,
+        scraped=False,
+    )

@@ -2,7 +2,9 @@
 
 from datetime import UTC, datetime, timedelta
 
-from app.webhooks.backoff import next_attempt
+import pytest
+
+from app.webhooks.backoff import LONGEST_ASKED_S, asked_for_s, next_attempt
 
 START = datetime(2026, 3, 14, 12, 0, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -35,3 +37,31 @@ def test_the_last_attempt_is_a_day_after_the_first() -> None:
 def test_deliveries_of_one_moment_come_back_at_different_ones() -> None:
     firsts = {waits(f"whd_{n}")[0] for n in range(50)}
     assert len(firsts) == 50
+
+
+@pytest.mark.parametrize(
+    ("status", "header", "asked_s"),
+    [
+        (429, "120", 120),
+        (503, " 7 ", 7),
+        (503, "Sat, 14 Mar 2026 12:05:00 GMT", 300),
+        (503, "Sat, 14 Mar 2026 11:00:00 GMT", 0),
+        (429, "999999999999", LONGEST_ASKED_S),
+        (429, "Sat, 14 Mar 2099 11:00:00 GMT", LONGEST_ASKED_S),
+        *((429, nonsense, None) for nonsense in ("", "soon", "-5", "1.5", "٣", "9" * 4000 + "x")),
+        (500, "120", None),
+        (429, None, None),
+    ],
+)
+def test_a_busy_receiver_may_ask_for_time(
+    status: int, header: str | None, asked_s: float | None
+) -> None:
+    assert asked_for_s(status, header, START) == asked_s
+
+
+def test_what_it_asks_for_lengthens_a_wait_and_never_shortens_one() -> None:
+    usual = next_attempt("whd_1", 1, START, START + DAY)
+    assert next_attempt("whd_1", 1, START, START + DAY, 600) == START + timedelta(seconds=600)
+    assert next_attempt("whd_1", 1, START, START + DAY, 1) == usual
+    soon = START + timedelta(seconds=5)
+    assert next_attempt("whd_1", 1, START, soon, 600) == soon

@@ -41,6 +41,54 @@ async def happen(
         )
 
 
+async def test_a_busy_receiver_is_left_alone_for_as_long_as_it_asks(
+    hooks: Hooks, receiver: Receiver, clock: FrozenClock
+) -> None:
+    receiver.answers = [status(429, "retry-after: 600"), status(204)]
+    webhook, _ = await hooks.register(receiver.url())
+    await hooks.test(webhook)
+    assert await hooks.sweep() == 1
+    clock.advance(seconds=599)
+    assert await hooks.sweep() == 0
+    clock.advance(seconds=1)
+    assert await hooks.sweep() == 1
+    [shown] = await hooks.deliveries(webhook)
+    assert (shown["state"], [a["status"] for a in shown["attempts"]]) == ("delivered", [429, 204])
+
+
+async def test_metrics_count_attempts_and_tell_what_waits(
+    hooks: Hooks, receiver: Receiver, clock: FrozenClock
+) -> None:
+    receiver.answers = [status(500), status(204)]
+    webhook, _ = await hooks.register(receiver.url())
+    await hooks.test(webhook)
+    clock.advance(seconds=40)
+    assert await figures(hooks) == {
+        "loramux_webhook_pending": 1, "loramux_webhook_oldest_pending_seconds": 40,
+        "loramux_webhook_overdue_seconds": 40,
+    }  # fmt: skip
+    await hooks.sweep()
+    failed = 'loramux_webhook_attempts_total{outcome="http_error"}'
+    assert await figures(hooks) == {
+        failed: 1, "loramux_webhook_pending": 1, "loramux_webhook_oldest_pending_seconds": 40,
+        "loramux_webhook_overdue_seconds": 0,
+    }  # fmt: skip
+    clock.advance(seconds=60)
+    await hooks.sweep()
+    assert await figures(hooks) == {
+        failed: 1, 'loramux_webhook_attempts_total{outcome="delivered"}': 1,
+        "loramux_webhook_pending": 0, "loramux_webhook_oldest_pending_seconds": 0,
+        "loramux_webhook_overdue_seconds": 0,
+    }  # fmt: skip
+
+
+async def figures(hooks: Hooks) -> dict[str, float]:
+    """The webhooks' samples of /metrics."""
+    text = (await hooks.client.get("/metrics")).text
+    lines = [line for line in text.splitlines() if line.startswith("loramux_webhook_")]
+    return {name: float(value) for name, value in (line.split(" ") for line in lines)}
+
+
 class TestTheMessage:
     async def test_the_specifications_verifier_takes_it_with_the_secret_that_was_shown(
         self, hooks: Hooks, receiver: Receiver, platform: Platform, tenant: Tenant

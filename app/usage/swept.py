@@ -1,0 +1,68 @@
+"""Ledger rows that a worker closed: counted in SQL with the row, and shown by every api.
+
+An api counts the rows that it closes itself (`app.usage.metrics`). What is left, rows whose api
+died, is closed by the sweep in a worker. Both together are the ledger.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, Metric
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.tallies import service as tallies
+from app.usage.entries import FinalEntry
+from app.usage.metrics import tokens_of
+
+PREFIX = "swept_"
+REQUESTS, TOKENS = "swept_requests", "swept_tokens"
+ENGINE_US, ADAPTER = "swept_engine_us", "swept_adapter_byte_s"
+
+
+async def count(session: AsyncSession, closed: Iterable[FinalEntry]) -> None:
+    """In the transaction that closes the rows."""
+    amounts: Counter[tuple[str, str]] = Counter()
+    for entry in closed:
+        amounts[REQUESTS, entry.status] += 1
+        for kind, tokens in tokens_of(entry):
+            amounts[TOKENS, kind] += tokens
+        amounts[ENGINE_US, "prefill"] += entry.prefill_us
+        amounts[ENGINE_US, "decode"] += entry.decode_us
+        amounts[ADAPTER, ""] += entry.adapter_byte_s
+    await tallies.count(session, amounts)
+
+
+async def read(session: AsyncSession) -> dict[tuple[str, str], int]:
+    return await tallies.read(session, PREFIX)
+
+
+def families(found: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
+    """The counterparts of the api's own counters."""
+    yield _family(
+        "loramux_swept_requests", "Ledger rows closed by workers", "status", found, REQUESTS
+    )
+    yield _family("loramux_swept_tokens", "Tokens of these rows", "kind", found, TOKENS)
+    yield _family(
+        "loramux_swept_engine_seconds", "Engine time of these rows", "phase", found, ENGINE_US, 1e6
+    )
+    adapter = CounterMetricFamily(
+        "loramux_swept_adapter_byte_seconds",
+        "Bytes of adapters times the seconds for which these rows pinned them",
+    )
+    adapter.add_metric([], found.get((ADAPTER, ""), 0))
+    yield adapter
+
+
+def _family(
+    name: str,
+    about: str,
+    label: str,
+    found: Mapping[tuple[str, str], int],
+    tally: str,
+    scale: float = 1,
+) -> Metric:
+    family = CounterMetricFamily(name, about, labels=[label])
+    for (kind, value), amount in sorted(found.items()):
+        if kind == tally:
+            family.add_metric([value], amount / scale)
+    return family
