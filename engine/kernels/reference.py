@@ -3,10 +3,12 @@
 import functools
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from engine.kernels.lora import Lora
 from engine.kernels.metadata import LoraBatch, SliceGroup
+from engine.kernels.pointwise import HeadNorm
 
 
 class ReferenceLora(Lora):
@@ -42,3 +44,56 @@ class ReferenceLora(Lora):
                 a, b = (matrix.float() for matrix in self.matrices(slot, module))
                 update = b @ shrink(a) * float(self.table.scale[slot, module])
                 y[column : column + width] += update.to(y.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As pointwise.rms_norm."""
+    y = torch.empty_like(x)
+    for row in range(x.shape[0]):
+        values = x[row].double()
+        y[row] = values / (values.square().mean() + eps).sqrt() * weight
+    return y
+
+
+def add_rms_norm(hidden: Tensor, update: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As pointwise.add_rms_norm."""
+    hidden.copy_(hidden.float() + update.float())
+    return rms_norm(hidden, weight, eps)
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    token_rows: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    heads: int,
+    norm: HeadNorm | None = None,
+) -> Tensor:
+    """As pointwise.rotate_and_write."""
+    rows, head_dim = cos.shape
+    kv_heads = keys.shape[1] // head_dim
+    q = torch.empty(rows, heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    for row in range(rows):
+        split = qkv[row].float().view(-1, head_dim)
+        turned = []
+        for head in range(heads + kv_heads):
+            x = split[head]
+            if norm is not None:
+                x = x / (x.square().mean() + norm.eps).sqrt() * norm.weight[head]
+            swapped = torch.cat((x[head_dim // 2 :], x[: head_dim // 2]))
+            turned.append(x * cos[row] + swapped * sin[row])
+        q[row] = torch.stack(turned[:heads])
+        target = int(token_rows[row])
+        if target >= 0:
+            keys[target] = torch.cat(turned[heads:])
+            values[target] = split[heads + kv_heads :].reshape(-1)
+    return q
+
+
+def silu_gate(gate_up: Tensor) -> Tensor:
+    """As pointwise.silu_gate."""
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
