@@ -34,6 +34,15 @@ class Binary:
         """Instructions whose opcode begins so."""
         return sum(n for name, n in self.instructions.items() if name.startswith(opcode))
 
+    @property
+    def wide_copies(self) -> int:
+        """Asynchronous copies into shared memory, of 16 bytes a thread."""
+        return sum(
+            n
+            for name, n in self.instructions.items()
+            if name.startswith("LDGSTS") and name.endswith(".128")
+        )
+
     def faults(self, capability: int, *, multiplies: bool = True) -> list[str]:
         """What makes this kernel unfit: spills, too much shared memory, no tensor cores, a trap.
 

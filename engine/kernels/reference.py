@@ -1,7 +1,8 @@
 """The kernels' maths in plain torch, a row at a time: slow, and right by inspection."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,6 +10,11 @@ from torch import Tensor
 from engine.kernels.lora import Lora
 from engine.kernels.metadata import LoraBatch, SliceGroup
 from engine.kernels.pointwise import HeadNorm
+from engine.types import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from engine.model.attention import QueryChunk
+    from engine.model.kv_cache import KvCache
 
 
 class ReferenceLora(Lora):
@@ -97,3 +103,28 @@ def silu_gate(gate_up: Tensor) -> Tensor:
     """As pointwise.silu_gate."""
     gate, up = gate_up.double().chunk(2, dim=-1)
     return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
+
+
+def paged_attention(
+    cache: "KvCache", layer: int, chunks: "Sequence[QueryChunk]", q: Tensor
+) -> Tensor:
+    """Causal attention of each query over its own keys. q: [T, heads, head_dim], out the same."""
+    config = cache.config
+    out = torch.zeros_like(q)
+    for chunk in chunks:
+        for index in range(chunk.count):
+            position = chunk.start + index
+            first = 0 if config.sliding_window is None else position + 1 - config.sliding_window
+            rows = [
+                int(chunk.table[at // BLOCK_TOKENS]) * cache.rows_per_block + at % BLOCK_TOKENS
+                for at in range(max(first, 0), position + 1)
+            ]
+            shape = (len(rows), config.kv_heads, config.head_dim)
+            keys = cache.keys(layer)[rows].float().view(shape)
+            values = cache.values(layer)[rows].float().view(shape)
+            for head in range(config.heads):
+                kv_head = head // (config.heads // config.kv_heads)
+                query = q[chunk.first + index, head].float()
+                weights = torch.softmax(keys[:, kv_head] @ query * config.head_dim**-0.5, 0)
+                out[chunk.first + index, head] = weights @ values[:, kv_head]
+    return out

@@ -96,9 +96,7 @@ def test_hopper_multiplies_long_chunks_in_warp_groups():
 
 def test_adapters_are_read_in_words_of_16_bytes():
     for binary in (compile_shrink(WHOLE, 90), compile_expand(WHOLE, 90, embedding=False)):
-        assert any(
-            name.startswith("LDGSTS") and name.endswith(".128") for name in binary.instructions
-        )
+        assert binary.wide_copies > 0
 
 
 def test_a_tile_too_large_for_its_warps_is_reported():
