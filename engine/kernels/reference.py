@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.kernels.lora import Lora
 from engine.kernels.metadata import LoraBatch, SliceGroup
 from engine.kernels.pointwise import HeadNorm
+from engine.model.quantization import GROUP, Int4Codes
 from engine.types import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -128,3 +129,11 @@ def paged_attention(
                 weights = torch.softmax(keys[:, kv_head] @ query * config.head_dim**-0.5, 0)
                 out[chunk.first + index, head] = weights @ values[:, kv_head]
     return out
+
+
+def int4_linear(x: Tensor, codes: Int4Codes, dtype: torch.dtype) -> Tensor:
+    """y = x W^T over a checkpoint's codes, scales and zeros rounded to `dtype`. fp32."""
+    scale, zero = (torch.from_numpy(part).to(dtype).float() for part in (codes.scale, codes.zero))
+    q = torch.from_numpy(codes.q).float() - 8.0
+    weight = q * scale.repeat_interleave(GROUP, 1) + zero.repeat_interleave(GROUP, 1)
+    return x.float() @ weight.to(x.device).T
