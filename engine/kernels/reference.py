@@ -137,3 +137,36 @@ def int4_linear(x: Tensor, codes: Int4Codes, dtype: torch.dtype) -> Tensor:
     q = torch.from_numpy(codes.q).float() - 8.0
     weight = q * scale.repeat_interleave(GROUP, 1) + zero.repeat_interleave(GROUP, 1)
     return x.float() @ weight.to(x.device).T
+
+
+def sample(logits: Tensor, asked: Tensor) -> Tensor:
+    """As sample.sample, row by row and in fp64."""
+    tokens = [
+        _sample_row(row.double(), *asked[index].double().tolist())
+        for index, row in enumerate(logits)
+    ]
+    return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+
+
+def _sample_row(
+    logits: Tensor, number: float, temperature: float, top_k: float, top_p: float, min_p: float
+) -> int:
+    if not torch.isfinite(logits.max()):
+        return -1
+    if temperature == 0:
+        return int(logits.argmax())
+    weights = torch.exp((logits - logits.max()) / temperature)
+    falling, order = weights.sort(descending=True, stable=True)
+    if top_k:
+        falling, order = falling[: int(top_k)], order[: int(top_k)]
+    before = falling.cumsum(0) - falling
+    in_nucleus = before < top_p * falling.sum()
+    if not top_k and top_p < 1:  # tokens as likely as the last one stay
+        in_nucleus |= falling >= falling[in_nucleus].min()
+    in_nucleus[0] = True
+    kept = torch.where(in_nucleus & (falling >= min_p), falling, 0.0)
+    if not top_k:
+        kept = torch.zeros_like(weights).scatter_(0, order, kept)
+        order = torch.arange(len(weights))
+    sums = kept.cumsum(0)
+    return int(order[int((sums <= number * sums[-1]).sum().clamp(max=len(order) - 1))])
