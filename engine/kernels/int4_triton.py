@@ -3,7 +3,8 @@
 A nibble becomes a number by its bits: or'ed into the mantissa of 128 (bf16) or 1024 (fp16) it is
 that plus q, from which a subtraction leaves q - 8 exactly. For few rows the scale is applied to the
 sums, for many to the weights. Where the columns of W alone do not fill a GPU, the input is split:
-the last program to arrive adds the parts, always in the same order.
+the last program to arrive adds the parts, always in the same order. The rows' adapters may be added
+before y is written: see `fused_rows` and `fuse`.
 """
 
 from dataclasses import dataclass
@@ -146,6 +147,75 @@ def _base_sums(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _b_block(  # type: ignore[no-untyped-def]
+    weights_ptr, offset, column, column_inside, r, rank
+):
+    """B [columns, 16 of its ranks], 0 outside of either."""
+    return tl.load(
+        weights_ptr + offset + column[:, None].to(tl.int64) * rank + r[None, :],
+        mask=column_inside[:, None] & (r < rank)[None, :],
+        other=0.0,
+    )
+
+
+@triton.jit
+def _adapter_sums(  # type: ignore[no-untyped-def]
+    sums,  # [COLUMNS, ROWS] fp32
+    row,
+    row_inside,
+    column,
+    split,
+    rows_ptr,  # FusedRows.buffer
+    capacity,
+    hidden_ptr,  # of the shrink: [PLANES, slices, batch capacity, hidden_stride] fp32
+    hidden_stride,
+    plane_stride,
+    batch_capacity,
+    weights_ptr,  # the arena
+    b_ptr,
+    rank_ptr,
+    scale_ptr,
+    modules,
+    group_ptr,  # [slices, 2] int32: module, columns
+    tiles_ptr,  # [tiles, 3] int32: slice, first column of the slice's, first column of y
+    PLANES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """sums + scale * B hidden^T of every row's own adapter, 16 ranks of one adapter at a time."""
+    part = tl.load(tiles_ptr + 3 * tl.program_id(0))
+    first_column = tl.load(tiles_ptr + 3 * tl.program_id(0) + 1)
+    module = tl.load(group_ptr + 2 * part)
+    width = tl.load(group_ptr + 2 * part + 1)
+    own = column - tl.program_id(0) * COLUMNS + first_column
+    row_slot = tl.load(rows_ptr + row, mask=row_inside, other=-1)
+    position = tl.load(rows_ptr + capacity + row, mask=row_inside, other=0)
+    hidden_rows = (part * batch_capacity + position).to(tl.int64) * hidden_stride
+    starts = rows_ptr + 2 * capacity + tl.program_id(1)
+    blocks = rows_ptr + 3 * capacity + 1
+    for block in range(tl.load(starts) + split, tl.load(starts + 1), SPLITS):
+        slot = tl.load(blocks + 2 * block)
+        r = tl.load(blocks + 2 * block + 1) + tl.arange(0, 16)
+        entry = slot * modules + module
+        rank = tl.load(rank_ptr + entry)
+        mask = (r < rank)[:, None] & (row_slot == slot)[None, :]
+        hidden = tl.zeros((16, ROWS), dtype=tl.float32)
+        for plane in tl.static_range(PLANES):
+            at = hidden_ptr + plane * plane_stride + hidden_rows[None, :] + r[:, None]
+            hidden += tl.load(at, mask=mask, other=0.0)
+        hidden *= tl.load(scale_ptr + entry)
+        offset = tl.multiple_of(tl.load(b_ptr + entry), 16)
+        if rank % 8 == 0:  # tells the compiler that rows of B begin on 16 bytes
+            b = _b_block(weights_ptr, offset, own, own < width, r, tl.multiple_of(rank, 8))
+        else:
+            b = _b_block(weights_ptr, offset, own, own < width, r, rank)
+        sums = tl.dot(b.to(COMPUTE), hidden.to(COMPUTE), sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit
 def int4_linear(  # type: ignore[no-untyped-def]
     x_ptr,  # [T, in]
     x_stride,
@@ -160,6 +230,20 @@ def int4_linear(  # type: ignore[no-untyped-def]
     out_features,
     out_padded,
     in_features,
+    rows_ptr,  # this and what follows: see _adapter_sums
+    capacity,
+    hidden_ptr,
+    hidden_stride,
+    plane_stride,
+    batch_capacity,
+    weights_ptr,
+    b_ptr,
+    rank_ptr,
+    adapter_scale_ptr,
+    modules,
+    group_ptr,
+    tiles_ptr,
+    PLANES: tl.constexpr,  # of hidden; 0: no adapters
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     EVEN: tl.constexpr,  # in_features is a multiple of 128
@@ -183,6 +267,12 @@ def int4_linear(  # type: ignore[no-untyped-def]
         column, first_block, tl.minimum(first_block + share, blocks), blocks,
         GROUP, ZERO, EVEN, SCALE_SUMS, ROWS, COLUMNS, BITS, COMPUTE,
     )  # fmt: skip
+    if PLANES > 0:
+        sums = _adapter_sums(
+            sums, row, row_inside, column, split, rows_ptr, capacity, hidden_ptr, hidden_stride,
+            plane_stride, batch_capacity, weights_ptr, b_ptr, rank_ptr, adapter_scale_ptr, modules,
+            group_ptr, tiles_ptr, PLANES, SPLITS, ROWS, COLUMNS, COMPUTE,
+        )  # fmt: skip
     y = y_ptr + row[None, :].to(tl.int64) * y_stride + column[:, None]
     mask = row_inside[None, :] & (column < out_features)[:, None]
     if SPLITS == 1:

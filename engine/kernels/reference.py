@@ -4,13 +4,15 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from engine.kernels.lora import Lora
 from engine.kernels.metadata import LoraBatch, SliceGroup
 from engine.kernels.pointwise import HeadNorm
-from engine.model.quantization import GROUP, Int4Codes
+from engine.model.quantization import GROUP, Int4Codes, decode_fp8
 from engine.types import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -170,3 +172,19 @@ def _sample_row(
         order = torch.arange(len(weights))
     sums = kept.cumsum(0)
     return int(order[int((sums <= number * sums[-1]).sum().clamp(max=len(order) - 1))])
+
+
+def fp8_linear(
+    x: Tensor, rows: npt.NDArray[np.uint8], scale: npt.NDArray[np.float32], *, rounds: bool
+) -> Tensor:
+    """y = x W^T over a checkpoint's e4m3 bits, in fp64.
+
+    `rounds`: each row of x is first rounded to 8 bits by its largest value.
+    """
+    weight = torch.from_numpy(decode_fp8(rows) * scale).double()
+    values = x.double().cpu()
+    if rounds:
+        for row in values:
+            step = float(row.abs().max()) / 448 or 1.0
+            row.copy_((row / step).to(torch.float8_e4m3fn).double() * step)
+    return values @ weight.T
