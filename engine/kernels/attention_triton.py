@@ -22,7 +22,7 @@ class AttentionTile:
     stages: int
 
 
-SHORT = AttentionTile(16, 64, 4, 2)
+SHORT = AttentionTile(16, 64, 8, 2)
 """Decodes; also the one tile of batch-invariant mode."""
 LONG = AttentionTile(128, 64, 8, 2)
 """Prefill chunks."""
@@ -165,7 +165,7 @@ def attend(  # type: ignore[no-untyped-def]
             largest, total, sums = merged(largest, total, sums, own_largest, own_total, own_sums)
 
     if partial < 0:
-        sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+        sums *= (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
         row = (first_row + query).to(tl.int64) * HEADS + head
         out = out_ptr + row[:, None] * D + d[None, :]
         tl.store(out, sums.to(out_ptr.dtype.element_ty), mask=inside[:, None])
@@ -208,6 +208,6 @@ def merge(  # type: ignore[no-untyped-def]
             partial_ptr + at[:, None] * D + d[None, :], mask=inside[:, None], other=0.0
         )
         largest, total, sums = merged(largest, total, sums, own_largest, own_total, own_sums)
-    sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+    sums *= (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     out = out_ptr + (row * HEADS + head)[:, None] * D + d[None, :]
     tl.store(out, sums.to(out_ptr.dtype.element_ty), mask=inside[:, None])

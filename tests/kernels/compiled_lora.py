@@ -100,5 +100,5 @@ def test_adapters_are_read_in_words_of_16_bytes():
 
 
 def test_a_tile_too_large_for_its_warps_is_reported():
-    binary = compile_shrink(replace(LONG, rows=128, shrink_warps=1), 80)
+    binary = compile_shrink(replace(LONG, rows=256, shrink_warps=1), 80)
     assert "registers spilled" in binary.faults(80)

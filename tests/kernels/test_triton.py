@@ -13,11 +13,13 @@ import pytest
 
 HERE = Path(__file__).parent
 PROOFS = {"interpreted": "1", "compiled": "0"}  # TRITON_INTERPRET
+OLD_INTERPRETER = "ignore:Conversion of an array with ndim:DeprecationWarning"  # Triton 3.6
 
 
 def start(proof: str, marker: str, log: Path) -> subprocess.Popen[bytes]:
     files = sorted(HERE.glob(f"{proof}_*.py"))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marker, *files]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marker]
+    command += ["-W", OLD_INTERPRETER, *files]
     environment = {**os.environ, "TRITON_INTERPRET": PROOFS[proof], "OMP_NUM_THREADS": "1"}
     with log.open("wb") as output:
         return subprocess.Popen(
