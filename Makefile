@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-wide check format bench lock clean
+.PHONY: help setup run test test-wide test-old-triton check format bench lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,14 @@ test: setup  ## the whole test run, without the wide matrices
 test-wide: setup  ## the wide matrices: both databases and brokers, every hostile file, parity, the demo
 	$(PYTEST) -m "wide and not gpu" $(SIDE_BY_SIDE) $(TOGETHER)
 	$(PYTEST) -m "wide and not gpu" $(ALONE)
+
+# GPU machines often have it; with it goes a numpy that its interpreter understands.
+TRITON36 := $(VENV)/triton36
+$(TRITON36): $(INSTALLED)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==3.6.0 numpy==2.3.5
+
+test-old-triton: $(TRITON36)  ## the kernels once more, under Triton 3.6
+	PYTHONPATH=$(CURDIR)/$(TRITON36) $(PYTEST) -m "not gpu and not wide" tests/kernels
 
 check: setup  ## lint, format, types, import rules
 	$(BIN)/ruff check .

@@ -3,8 +3,10 @@
     python -m benchmarks.gpu
 
 First every kernel must equal its plain reference; only then is it timed, beside the time that its
-bytes alone would take at the copy bandwidth measured in the same run. Needs torch, triton and
-numpy, no model and no network; a few minutes.
+bytes or its operations alone would take (`roofline`) at the copy bandwidth and the bf16 rate
+measured in the same run. At the end, the fused 4-bit linear beside the separate one: the rows that
+`engine/kernels/fuse.py` may take. Needs torch, triton and numpy, no model and no network; a few
+minutes.
 """
 
 import statistics
@@ -14,6 +16,11 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks import gpu_kernels, roofline
+from engine.kernels.fuse import fusable
+from engine.kernels.fused_cuda import Int4LoraLinear
+from engine.kernels.int4 import pack
+from engine.kernels.int4_cuda import TritonInt4
 from engine.kernels.lora_cuda import TritonLora
 from engine.kernels.metadata import SliceGroup, layer_groups
 from engine.kernels.reference import ReferenceLora
@@ -100,12 +107,17 @@ def milliseconds(call: Callable[[], object], repeats: int = 30) -> float:
     return statistics.median(times)
 
 
-def bytes_moved(group: SliceGroup, row_slots: list[int]) -> int:
-    """What any implementation must move: each distinct adapter once, x once, y twice."""
-    rows = sum(slot >= 0 for slot in row_slots)
-    ranks = sum(RANKS[slot % len(RANKS)] for slot in set(row_slots) - {-1})
-    weights = ranks * (len(group.modules) * group.in_features + group.width)
-    return 2 * (weights + rows * (group.in_features + 2 * group.width))
+def matmul_rate() -> float:
+    """Operations a second of a large bf16 product on this device."""
+    a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    return 2 * 8192**3 / (milliseconds(lambda: a @ b) / 1e3)
+
+
+def lora_work(group: SliceGroup, row_slots: list[int]) -> roofline.Work:
+    rank = {slot: RANKS[slot % len(RANKS)] for slot in row_slots if slot >= 0}
+    row_ranks = [rank[slot] for slot in row_slots if slot >= 0]
+    slices = len(group.modules)
+    return roofline.lora(row_ranks, rank.values(), slices, group.in_features, group.width)
 
 
 def error(
@@ -132,6 +144,44 @@ def inputs(group: SliceGroup, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.zeros(rows, group.width, device="cuda", dtype=torch.bfloat16)
 
 
+def timed(name: str, off: float, call: Callable[[], object], floor: float) -> bool:
+    """Prints one line; false when the kernel is wrong."""
+    if not off <= 2e-2:
+        print(f"{name:42}{off:10.1e}  WRONG, not timed")
+        return False
+    took = milliseconds(call)
+    print(f"{name:42}{off:10.1e}{took:9.4f}{floor:10.4f}{floor / took:8.0%}")
+    return True
+
+
+def fuse_or_separate(lora: TritonLora, modules: list[ModuleSpec]) -> None:
+    """Times both ways of a 4-bit linear with adapters, by adapters a batch."""
+    print(f"\n{'4-bit linear with adapters':42}{'separate':>10}{'fused':>10}   ms")
+    gemm = TritonInt4(lora.arena.device, max_out_features=2 * INNER)
+    linear, groups = Int4LoraLinear(gemm, lora), layer_groups(modules, 0)
+    for group in (groups.qkv, groups.o, groups.gate_up, groups.down):
+        codes = gpu_kernels.random_codes(group.width, group.in_features)
+        weight = pack(codes, torch.bfloat16, "cuda")
+        for rows, adapters in ((16, 1), (16, 16), (64, 1), (64, 16), (64, 64), (512, 4)):
+            row_slots = sorted(row % adapters for row in range(rows))
+            batch = lora.new_batch(MAX_ROWS)
+            batch.build(row_slots)
+            linear.new_step(batch, rows, weight)
+            if not fusable(group, gemm.tile(rows, weight).columns):
+                continue
+            x, _ = inputs(group, rows)
+            took = [
+                milliseconds(
+                    lambda fuse=fuse, x=x, w=weight, g=group, b=batch: linear.linear(
+                        x, w, g, b, fuse=fuse
+                    )
+                )
+                for fuse in (False, True)
+            ]
+            name = f"({group.width}, {group.in_features}), {rows} rows, {adapters} adapters"
+            print(f"{name:42}{took[0]:10.4f}{took[1]:10.4f}")
+
+
 def main() -> int:
     if not torch.cuda.is_available():
         print("no CUDA device here; nothing was checked", file=sys.stderr)
@@ -145,27 +195,30 @@ def main() -> int:
     for slot, (layout, first_byte) in enumerate(zip(layouts, first_bytes, strict=True)):
         lora.activate(slot, layout, first_byte)
         reference.activate(slot, layout, first_byte)
-    bandwidth = copy_bandwidth()
-    print(f"{torch.cuda.get_device_name()}: copy {bandwidth / 1e12:.2f} TB/s")
+    bandwidth, rate = copy_bandwidth(), matmul_rate()
+    device = torch.cuda.get_device_name()
+    print(f"{device}: copy {bandwidth / 1e12:.2f} TB/s, bf16 {rate / 1e12:.0f} TFLOP/s")
     groups = layer_groups(modules, 0)
-    print(f"{'workload':32}{'group':10}{'error':>10}{'ms':>9}{'floor ms':>10}{'of floor':>10}")
-    wrong = 0
+    print(f"{'':42}{'error':>10}{'ms':>9}{'floor ms':>10}{'of it':>8}")
+    right = [
+        timed(case.name, case.error(), case.call, case.work.floor_ms(bandwidth, rate))
+        for case in gpu_kernels.cases()
+    ]
     for workload in WORKLOADS:
         for name in ("qkv", "o", "gate_up", "down"):
             group: SliceGroup = getattr(groups, name)
-            off = error(lora, reference, group, workload.row_slots)
-            if off > 2e-2:
-                wrong += 1
-                print(f"{workload.name:32}{name:10}{off:10.1e}  WRONG, not timed")
-                continue
             batch = lora.new_batch(MAX_ROWS)
             batch.build(workload.row_slots)
             x, y = inputs(group, len(workload.row_slots))
-            took = milliseconds(lambda g=group, b=batch, x=x, y=y: lora.linear(g, b, x, y))
-            floor = bytes_moved(group, workload.row_slots) / bandwidth * 1e3
-            figures = f"{off:10.1e}{took:9.4f}{floor:10.4f}{took / floor:9.1f}x"
-            print(f"{workload.name:32}{name:10}{figures}")
-    return 1 if wrong else 0
+            floor = lora_work(group, workload.row_slots).floor_ms(bandwidth, rate)
+            off = error(lora, reference, group, workload.row_slots)
+
+            def call(g: SliceGroup = group, b=batch, x=x, y=y) -> None:
+                lora.linear(g, b, x, y)
+
+            right.append(timed(f"lora {name}, {workload.name}", off, call, floor))
+    fuse_or_separate(lora, modules)
+    return 0 if all(right) else 1
 
 
 if __name__ == "__main__":

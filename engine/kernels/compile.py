@@ -34,8 +34,20 @@ class Binary:
         """Instructions whose opcode begins so."""
         return sum(n for name, n in self.instructions.items() if name.startswith(opcode))
 
-    def faults(self, capability: int) -> list[str]:
-        """What makes this kernel unfit: spills, too much shared memory, no tensor cores, a trap."""
+    @property
+    def wide_copies(self) -> int:
+        """Asynchronous copies into shared memory, of 16 bytes a thread."""
+        return sum(
+            n
+            for name, n in self.instructions.items()
+            if name.startswith("LDGSTS") and name.endswith(".128")
+        )
+
+    def faults(self, capability: int, *, multiplies: bool = True) -> list[str]:
+        """What makes this kernel unfit: spills, too much shared memory, no tensor cores, a trap.
+
+        `multiplies`: whether its work is a matrix product.
+        """
         limit = SHARED_BYTES[capability]
         checks = {
             f"{self.stack_bytes} bytes of stack": self.stack_bytes == 0,
@@ -43,7 +55,8 @@ class Binary:
             "registers spilled": self.count("STL") + self.count("LDL") == 0,
             f"{self.shared_bytes} bytes of shared memory, limit {limit}": self.shared_bytes
             <= limit,
-            "no tensor core instruction": self.count("HMMA") + self.count("HGMMA") > 0,
+            "no tensor core instruction": not multiplies
+            or self.count("HMMA") + self.count("HGMMA") > 0,
             "a trap": self.count("BPT.TRAP") == 0,
         }
         return [fault for fault, passed in checks.items() if not passed]

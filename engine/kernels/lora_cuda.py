@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
+from engine.kernels.int4_cuda import Adapters
 from engine.kernels.lora import Lora
 from engine.kernels.lora_triton import (
     RANK_TILE,
@@ -75,7 +76,7 @@ class TritonLora(Lora):
         self._b = torch.zeros_like(self._a)
         self._rank = torch.zeros(slots, len(modules), dtype=torch.int32, device=device)
         self._scale = torch.zeros(slots, len(modules), dtype=torch.float32, device=device)
-        self._max_rows = max_rows
+        self.max_rows, self.max_rank = max_rows, max_rank
         self._hidden_stride = triton.cdiv(max_rank, RANK_TILE) * RANK_TILE
         planes = max(SPLIT.splits * min(max_rows, SPLIT_ROWS), max_rows) * MAX_SLICES
         self._hidden = torch.empty(planes * self._hidden_stride, device=device)
@@ -85,8 +86,8 @@ class TritonLora(Lora):
         self._groups: dict[tuple[SliceGroup, int], _DeviceGroup] = {}
 
     def new_batch(self, capacity: int) -> DeviceBatch:
-        if capacity > self._max_rows:
-            raise ValueError(f"a batch of {capacity} rows exceeds the bound of {self._max_rows}")
+        if capacity > self.max_rows:
+            raise ValueError(f"a batch of {capacity} rows exceeds the bound of {self.max_rows}")
         return DeviceBatch(capacity, self.arena.device, self._fixed_tile)
 
     def activate(self, slot: int, layout: AdapterLayout, first_byte: int) -> None:
@@ -98,25 +99,27 @@ class TritonLora(Lora):
         self._upload(slot)
 
     def linear(self, group: SliceGroup, batch: LoraBatch, x: Tensor, y: Tensor) -> None:
-        if not batch.chunk_count:
-            return
+        if batch.chunk_count:
+            self.shrink(group, batch, x)
+            self._expand(group, batch, self._hidden, y, tokens=None)
+
+    def shrink(self, group: SliceGroup, batch: LoraBatch, x: Tensor) -> None:
+        """x A^T of the adapter rows, for an expand to come. The batch must have a chunk."""
         device_batch, tile = _of_device(batch)
-        described = self._describe(group, tile)
         slices = len(group.modules)
         rank_tiles = triton.cdiv(self._largest_rank(batch), RANK_TILE)
-        hidden = self._hidden
         shrink[(batch.chunk_count, slices * rank_tiles, tile.splits)](
             x,
             x.stride(0),
             self.weights,
-            hidden,
+            self._hidden,
             self._hidden_stride,
             device_batch,
             batch.capacity,
             self._a,
             self._rank,
             len(self.modules),
-            described.slices,
+            self._describe(group, tile.columns).slices,
             group.in_features,
             SLICES=slices,
             SPLITS=tile.splits,
@@ -127,7 +130,32 @@ class TritonLora(Lora):
             num_warps=tile.shrink_warps,
             num_stages=tile.shrink_stages,
         )
-        self._expand(group, batch, hidden, y, tokens=None)
+
+    def fused(
+        self, group: SliceGroup, batch: LoraBatch, x: Tensor, rows: Tensor, columns: int
+    ) -> Adapters:
+        """Shrinks, and leaves the expand to a product whose tiles have `columns` columns.
+
+        rows: FusedRows.buffer on the device. Every slice must be a whole number of tiles.
+        """
+        self.shrink(group, batch, x)
+        described = self._describe(group, columns)
+        return Adapters(
+            rows=rows,
+            capacity=self.max_rows,
+            hidden=self._hidden,
+            hidden_stride=self._hidden_stride,
+            plane_stride=len(group.modules) * batch.capacity * self._hidden_stride,
+            batch_capacity=batch.capacity,
+            weights=self.weights,
+            b=self._b,
+            rank=self._rank,
+            scale=self._scale,
+            modules=len(self.modules),
+            group=described.slices,
+            tiles=described.tiles,
+            planes=_of_device(batch)[1].splits,
+        )
 
     def embedding(self, group: SliceGroup, batch: LoraBatch, tokens: Tensor, y: Tensor) -> None:
         if batch.chunk_count:
@@ -137,7 +165,7 @@ class TritonLora(Lora):
         self, group: SliceGroup, batch: LoraBatch, hidden: Tensor, y: Tensor, tokens: Tensor | None
     ) -> None:
         device_batch, tile = _of_device(batch)
-        described = self._describe(group, tile)
+        described = self._describe(group, tile.columns)
         expand[(batch.chunk_count, len(described.tiles))](
             hidden,
             self._hidden_stride,
@@ -178,8 +206,9 @@ class TritonLora(Lora):
         ):
             device[slot].copy_(torch.from_numpy(host[slot]))
 
-    def _describe(self, group: SliceGroup, tile: Tile) -> _DeviceGroup:
-        described = self._groups.get((group, tile.columns))
+    def _describe(self, group: SliceGroup, columns: int) -> _DeviceGroup:
+        """For tiles of so many columns."""
+        described = self._groups.get((group, columns))
         if described is None:
             slices = list(zip(group.modules, group.out_features, strict=True))
             tiles = [
@@ -187,14 +216,14 @@ class TritonLora(Lora):
                 for index, (column, width) in enumerate(
                     zip(group.columns, group.out_features, strict=True)
                 )
-                for first in range(0, width, tile.columns)
+                for first in range(0, width, columns)
             ]
             device = self.arena.device
             described = _DeviceGroup(
                 torch.tensor(slices, dtype=torch.int32, device=device),
                 torch.tensor(tiles, dtype=torch.int32, device=device),
             )
-            self._groups[group, tile.columns] = described
+            self._groups[group, columns] = described
         return described
 
 

@@ -96,11 +96,9 @@ def test_hopper_multiplies_long_chunks_in_warp_groups():
 
 def test_adapters_are_read_in_words_of_16_bytes():
     for binary in (compile_shrink(WHOLE, 90), compile_expand(WHOLE, 90, embedding=False)):
-        assert any(
-            name.startswith("LDGSTS") and name.endswith(".128") for name in binary.instructions
-        )
+        assert binary.wide_copies > 0
 
 
 def test_a_tile_too_large_for_its_warps_is_reported():
-    binary = compile_shrink(replace(LONG, rows=128, shrink_warps=1), 80)
+    binary = compile_shrink(replace(LONG, rows=256, shrink_warps=1), 80)
     assert "registers spilled" in binary.faults(80)

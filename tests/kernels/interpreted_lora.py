@@ -6,6 +6,7 @@ Started by `test_lora_triton.py` with TRITON_INTERPRET=1.
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from engine.kernels.lora_cuda import TritonLora
 from engine.kernels.lora_triton import TILES, choose_tile
@@ -51,6 +52,13 @@ def check(case: Case, batch_invariant: bool = False) -> TritonLora:
 @SWEEP
 def test_any_mix_of_ranks_targets_and_rows_is_right(case):
     check(case)
+
+
+@pytest.mark.wide
+@given(case=cases(max_rows=40, max_rank=256), batch_invariant=st.booleans())
+@settings(SWEEP, max_examples=60)
+def test_any_mix_of_ranks_up_to_256_is_right(case, batch_invariant):
+    check(case, batch_invariant)
 
 
 @pytest.mark.parametrize("case", EXAMPLES.values(), ids=EXAMPLES)

@@ -1,0 +1,83 @@
+"""The 4-bit linear compiled for GPUs that are not here."""
+
+import itertools
+
+import pytest
+import triton.language as tl
+
+from engine.kernels.compile import Binary, compile_kernel
+from engine.kernels.int4_triton import TILES, int4_linear
+
+SIZES = frozenset({"x_stride", "y_stride", "out_features", "out_padded", "in_features"})
+STEPS = ("capacity", "hidden_stride", "plane_stride", "batch_capacity")
+ELEMENTS = ("x_ptr", "scale_ptr", "zero_ptr", "y_ptr")
+TYPES = {
+    **dict.fromkeys((*SIZES, *STEPS, "rows", "modules"), "i32"),
+    **dict.fromkeys(("arrived_ptr", "rows_ptr", "rank_ptr", "group_ptr", "tiles_ptr"), "*i32"),
+    **dict.fromkeys(("parts_ptr", "hidden_ptr", "adapter_scale_ptr"), "*fp32"),
+    "words_ptr": "*i16",
+    "weights_ptr": "*bf16",
+    "b_ptr": "*i64",
+}
+HALVES = {"bf16": tl.bfloat16, "fp16": tl.float16}
+CASES = [
+    *itertools.product(["16", "32", "64", "128"], [128], [False], ["bf16"]),
+    *itertools.product(["16 small groups", "32", "64"], [32], [True], ["bf16"]),
+    ("16", 128, True, "fp16"),
+    ("64", 128, False, "fp16"),
+    ("128", 32, True, "fp16"),
+    ("16 small groups", 64, False, "bf16"),
+]
+
+
+def compile_int4(
+    name: str, group: int, zero: bool, dtype: str, capability: int, planes: int = 0
+) -> Binary:
+    tile = TILES[name]
+    constants = {
+        "PLANES": planes,
+        "GROUP": group,
+        "ZERO": zero,
+        "EVEN": True,
+        "SCALE_SUMS": tile.scale_sums and not zero,
+        "SPLITS": tile.splits,
+        "ROWS": tile.rows,
+        "COLUMNS": tile.columns,
+        "BITS": True,
+        "COMPUTE": HALVES[dtype],
+    }
+    return compile_kernel(
+        int4_linear,
+        {**TYPES, **dict.fromkeys(ELEMENTS, f"*{dtype}")},
+        constants,
+        capability=capability,
+        warps=tile.warps,
+        stages=tile.stages,
+        divisible=SIZES | set(STEPS),
+    )
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("name", "group", "zero", "dtype"), CASES)
+def test_it_compiles_without_spills_onto_tensor_cores(name, group, zero, dtype, capability):
+    if name == "128" and capability < 90:
+        pytest.skip("this tile is Hopper's")
+    binary = compile_int4(name, group, zero, dtype, capability)
+    assert binary.faults(capability) == []
+    assert binary.wide_copies > 0
+    if capability == 90:
+        assert binary.count("HGMMA") > 0
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(
+    ("name", "planes"), [("16", 8), ("16 small groups", 8), ("32", 8), ("64", 1), ("128", 1)]
+)
+def test_with_adapters_it_compiles_without_spills_onto_tensor_cores(name, planes, capability):
+    if name == "128" and capability < 90:
+        pytest.skip("this tile is Hopper's")
+    group = 32 if name == "16 small groups" else 128
+    binary = compile_int4(name, group, True, "bf16", capability, planes)
+    assert binary.faults(capability) == []
+    if capability == 90:
+        assert binary.count("HGMMA") > 0
