@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from app.adapters.resolution import Resolver
 from app.audit.refusals import Refusals
 from app.clock import Clock, SystemClock
 from app.crypto import Passwords, Secrets
@@ -44,6 +45,7 @@ class Platform:
     db: Database
     secrets: Secrets
     passwords: Passwords
+    names: Resolver
     keys: KeyCache
     last_used: LastUsed
     sign_in: SignIn
@@ -89,6 +91,7 @@ def open_platform(
         db=db,
         secrets=secrets,
         passwords=passwords,
+        names=Resolver(db),
         keys=KeyCache(settings.auth_cache_s),
         last_used=LastUsed(db, clock),
         sign_in=SignIn(db, secrets, passwords, clock, settings),

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
-from app.adapters.resolution import ListedModel, list_models, resolve_for_call
+from app.adapters.resolution import ListedModel, list_models
 from app.auth import ApiCaller
 from app.caller import Caller
 from app.deps import PlatformDep
@@ -45,7 +45,7 @@ async def models(caller: ApiCaller, platform: PlatformDep) -> Response:
 async def model(name: str, request: Request, caller: ApiCaller, platform: PlatformDep) -> Response:
     """One model, under any name that a call may use."""
     async with with_limit_headers(platform, caller):
-        found = await resolve_for_call(platform.db, caller, name, request_id=request_id_of(request))
+        found = await platform.names.for_call(caller, name, request_id=request_id_of(request))
     listed = await _listed(platform, caller)
     known = next(
         (entry for entry in listed if entry.id == name),

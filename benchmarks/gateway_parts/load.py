@@ -61,7 +61,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
         answer = await self._answer
         if not answer.startswith(b"HTTP/1.1 200"):
-            raise BadAnswer(answer[:600].decode(errors="replace"))
+            raise BadAnswer((answer[:60] + answer[-400:]).decode(errors="replace"))
         return answer
 
     def close(self) -> None:
