@@ -29,6 +29,7 @@ from app.users import sessions
 from engine.tracing import open_tracing
 
 DOMAINS = (
+    "inference",
     "tenants",
     "keys",
     "users",
@@ -37,12 +38,12 @@ DOMAINS = (
     "webhooks",
     "limits",
     "usage",
-    "inference",
     "engines",
     "console",
 )
 """Each may have `routes.py` with a `router`, and `lifespan.py` with
-`lifespan(platform)`, an async context manager entered in this order."""
+`lifespan(platform)`, an async context manager entered in this order. Routes are looked through in
+this order too, so what is called most comes first."""
 SWEEP_EVERY_S = 600.0
 READ_SECRETS_EVERY_S = 60.0
 MULTIPART_SLACK_BYTES = 2 * 1024 * 1024

@@ -10,9 +10,11 @@ from app.clock import Clock, SystemClock
 from app.crypto import Passwords, Secrets
 from app.db import Database
 from app.draining import Drain
+from app.grouping import Grouped
 from app.inference.running import RunningCalls
-from app.keys.cache import KeyCache
+from app.keys.cache import KeyCache, KeyEntry
 from app.keys.last_used import LastUsed
+from app.keys.service import entry_reads
 from app.settings import Settings
 from app.users.sessions import SignIn
 from engine.tracing import Tracing
@@ -47,6 +49,7 @@ class Platform:
     passwords: Passwords
     names: Resolver
     keys: KeyCache
+    key_reads: Grouped[str, KeyEntry]
     last_used: LastUsed
     sign_in: SignIn
     refusals: Refusals
@@ -93,6 +96,7 @@ def open_platform(
         passwords=passwords,
         names=Resolver(db),
         keys=KeyCache(settings.auth_cache_s),
+        key_reads=entry_reads(db, settings),
         last_used=LastUsed(db, clock),
         sign_in=SignIn(db, secrets, passwords, clock, settings),
         refusals=Refusals(db, clock),
