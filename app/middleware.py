@@ -215,6 +215,14 @@ class RequestTimeout(InvalidRequest):
     code = "body_timeout"
 
 
+class ClientGone(AppError):
+    """Nobody reads this answer: it is for the log and the metrics, where it is no fault of ours."""
+
+    status = 499
+    type = "invalid_request_error"
+    code = "client_closed_request"
+
+
 @dataclass(frozen=True, slots=True)
 class BodyRule:
     """Which routes may send how much. The first rule that matches the path applies."""
@@ -225,7 +233,7 @@ class BodyRule:
 
 
 class BodyLimits:
-    """Counts the body while it streams, and ends one that comes too slowly.
+    """Counts the body while it streams, and ends one that comes too slowly or stays away.
 
     A body may pause for `idle_s`; in all it has `total_s`, and as much again for every
     `pace_bytes` that have arrived, so a large upload may take long but may not trickle.
@@ -283,7 +291,7 @@ class BodyLimits:
                     raise _too_large(rule, taken)
                 whole = not message.get("more_body", False)
             else:
-                whole = True
+                raise ClientGone("The client went away before its request was here in full.")
             return message
 
         return metered
