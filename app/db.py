@@ -103,7 +103,11 @@ class Database:
             _prepare_sqlite(self._blocking)
         self._blocking_readers = self._blocking.execution_options(loramux_reader=True)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="db-write")
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="db-read")
+        self._reader = (
+            None
+            if url.startswith("sqlite")
+            else ThreadPoolExecutor(1, thread_name_prefix="db-read")
+        )
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
         readers = self.engine.execution_options(loramux_reader=True)
         self._readers = async_sessionmaker(readers, expire_on_commit=False)
@@ -133,18 +137,25 @@ class Database:
 
         return await asyncio.get_running_loop().run_in_executor(self._writer, transaction)
 
-    async def read_in_thread(self, work: Callable[[Connection], T]) -> T:
-        """The same for reading; never waits for a writer."""
+    async def read_briefly(self, work: Callable[[Connection], T]) -> T:
+        """A few small look-ups, for what every call needs; never waits for a writer.
+
+        SQLite is asked at once: it reads what lies in memory, and takes no longer than a change
+        of threads. PostgreSQL is waited for in a thread.
+        """
 
         def reading() -> T:
             with self._blocking_readers.connect() as connection:
                 return work(connection)
 
+        if self._reader is None:
+            return reading()
         return await asyncio.get_running_loop().run_in_executor(self._reader, reading)
 
     async def close(self) -> None:
         for threads in (self._writer, self._reader):
-            await asyncio.to_thread(threads.shutdown)
+            if threads is not None:
+                await asyncio.to_thread(threads.shutdown)
         self._blocking.dispose()
         await self.engine.dispose()
 

@@ -11,7 +11,7 @@ from app.adapters import names_repository, repository, states
 from app.adapters.aliases import Target, pick
 from app.adapters.models import Adapter, AdapterVersion, Alias, BaseModel
 from app.adapters.names import LIVE, MAX_MODEL_CHARS, ModelName, clip, parse_model
-from app.adapters.names_repository import NamedAdapter, NamedVersion
+from app.adapters.names_repository import Named, NamedAdapter, NamedVersion
 from app.audit import service as audit
 from app.caller import Caller
 from app.db import Database
@@ -117,14 +117,6 @@ async def _note(db: Database, caller: Caller, refusal: OutOfScope) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What the database has under one name for one tenant; a base model goes first."""
-
-    base_digest: str | None = None
-    adapter: NamedAdapter | None = None
-
-
 class Resolver:
     """Looks up names for the calls of one process. Nothing is remembered: a call gets what was
     there after it came, and calls that wait together share the look-up."""
@@ -146,26 +138,23 @@ class Resolver:
             await _note(self._db, caller, refusal)
             raise
 
-    async def _look_up(self, asked: list[tuple[str, str]]) -> list[_Found | Exception]:
-        found = await self._db.read_in_thread(
+    async def _look_up(self, asked: list[tuple[str, str]]) -> list[Named | Exception]:
+        found = await self._db.read_briefly(
             lambda connection: {pair: _find(connection, *pair) for pair in set(asked)}
         )
         return [found[pair] for pair in asked]
 
 
-def _find(connection: Connection, tenant_id: str, model: str) -> _Found:
+def _find(connection: Connection, tenant_id: str, model: str) -> Named:
     if len(model) > MAX_MODEL_CHARS or "\0" in model:
-        return _Found()
-    base_digest = names_repository.base_digest(connection, model)
-    if base_digest is not None:
-        return _Found(base_digest=base_digest)
+        return Named()
     wanted = parse_model(model)
     if wanted is None:
-        return _Found()
-    return _Found(adapter=names_repository.adapter(connection, tenant_id, wanted))
+        return Named(base_digest=names_repository.base_digest(connection, model))
+    return names_repository.named(connection, tenant_id, model, wanted)
 
 
-def _resolved(found: _Found, caller: Caller, model: str, request_id: str) -> ResolvedModel:
+def _resolved(found: Named, caller: Caller, model: str, request_id: str) -> ResolvedModel:
     if found.base_digest is not None:
         if not caller.may_call(model):
             raise OutOfScope(model, None)

@@ -32,7 +32,7 @@ from app.usage.spool import Spool
 DATABASE_TIMEOUT_S = 10.0
 GROUP = 200
 """Most rows opened or closed in one transaction."""
-GATHER_S = 0.02
+GATHER_S = 0.05
 """How long the first ended call waits for others, so that one transaction closes them all."""
 DATABASE_AWAY = (SQLAlchemyError, OSError, TimeoutError)
 

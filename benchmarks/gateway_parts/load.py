@@ -10,7 +10,7 @@ import msgspec
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _END_OF_CHUNKS = b"0\r\n\r\n"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 45.0
 
 
 class BadAnswer(Exception):
@@ -122,6 +122,8 @@ async def load(
     try:
         async with asyncio.timeout(seconds + TIMEOUT_S):
             await asyncio.gather(*map(call, connections))
+    except TimeoutError:
+        raise BadAnswer(f"{target.name} left calls unanswered for {TIMEOUT_S:g} s") from None
     finally:
         for connection in connections:
             connection.close()
