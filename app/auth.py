@@ -14,7 +14,6 @@ from fastapi import Depends, Request, Response
 from app.caller import Caller, KeyLimits, Role, TenantLimits
 from app.deps import PlatformDep
 from app.errors import Forbidden, InvalidRequest, Unauthenticated
-from app.keys import service as keys
 from app.keys import token
 from app.keys.access import check_access
 from app.keys.cache import KeyEntry
@@ -90,8 +89,7 @@ async def authenticate_key(platform: Platform, text: str, address: str | None = 
     entry = platform.keys.get(key.public_id, platform.clock.monotonic_ms())
     if entry is None:
         asked_ms = platform.clock.monotonic_ms()
-        async with platform.db.reading() as session:
-            entry = await keys.load_entry(session, key.public_id, platform.settings)
+        entry = await platform.key_reads.do(key.public_id)
         platform.keys.put(key.public_id, entry, asked_ms)
     matches = platform.secrets.matches("api-key", key.text, entry.stored)
     if entry.caller is None or not matches:
@@ -139,7 +137,8 @@ def _note_use(platform: Platform, entry: KeyEntry, key: token.KeyText, caller: C
         platform.last_used.rehash(caller.key_id, entry.stored.version, renewed)
 
 
-async def _api_caller(request: Request, platform: PlatformDep) -> Caller:
+async def api_caller(request: Request, platform: PlatformDep) -> Caller:
+    """The tenant's caller behind a key on /v1. Raises Unauthenticated or Forbidden."""
     caller = await authenticate_key(platform, bearer(request), client_address(request))
     if caller.role == "operator" or not caller.tenant_id:
         await platform.refusals.note(caller, "operator_key_on_v1")
@@ -161,7 +160,7 @@ async def _within_access(request: Request, platform: Platform, caller: Caller) -
         raise
 
 
-ApiCaller = Annotated[Caller, Depends(_api_caller)]
+ApiCaller = Annotated[Caller, Depends(api_caller)]
 
 
 # --------------------------------------------------------------------------- sessions

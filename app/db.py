@@ -5,6 +5,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import JSON, DateTime, MetaData, create_engine, event, inspect, text
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.engine import Dialect
+from sqlalchemy.engine import Connection, Dialect, Engine
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
     AsyncSession,
@@ -97,8 +98,17 @@ class Database:
             options.update(pool_size=10, max_overflow=10, pool_timeout=5, pool_pre_ping=True)
         self.url = url
         self.engine: AsyncEngine = create_async_engine(url, **options)
+        self._blocking = create_engine(_blocking_url(url), **options)
         if url.startswith("sqlite"):
-            _prepare_sqlite(self.engine)
+            _prepare_sqlite(self.engine.sync_engine)
+            _prepare_sqlite(self._blocking)
+        self._blocking_readers = self._blocking.execution_options(loramux_reader=True)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="db-write")
+        self._reader = (
+            None
+            if url.startswith("sqlite")
+            else ThreadPoolExecutor(1, thread_name_prefix="db-read")
+        )
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
         readers = self.engine.execution_options(loramux_reader=True)
         self._readers = async_sessionmaker(readers, expire_on_commit=False)
@@ -115,14 +125,51 @@ class Database:
         async with self._readers() as session:
             yield session
 
+    async def write_in_thread(self, work: Callable[[Connection], T]) -> T:
+        """`work` as one transaction in the thread that writes, one after another.
+
+        For what every call needs: a whole transaction is one change of threads, where a session's
+        every statement is one. It is not stopped when who waits for it is cancelled.
+        """
+
+        def transaction() -> T:
+            with self._blocking.begin() as connection:
+                return work(connection)
+
+        return await asyncio.get_running_loop().run_in_executor(self._writer, transaction)
+
+    async def read_briefly(self, work: Callable[[Connection], T]) -> T:
+        """A few small look-ups, for what every call needs; never waits for a writer.
+
+        SQLite is asked at once: it reads what lies in memory, and takes no longer than a change
+        of threads. PostgreSQL is waited for in a thread.
+        """
+
+        def reading() -> T:
+            with self._blocking_readers.connect() as connection:
+                return work(connection)
+
+        if self._reader is None:
+            return reading()
+        return await asyncio.get_running_loop().run_in_executor(self._reader, reading)
+
     async def close(self) -> None:
+        for threads in (self._writer, self._reader):
+            if threads is not None:
+                await asyncio.to_thread(threads.shutdown)
+        self._blocking.dispose()
         await self.engine.dispose()
 
 
-def _prepare_sqlite(engine: AsyncEngine) -> None:
+def _blocking_url(url: str) -> str:
+    """The same database by its synchronous driver (psycopg is both)."""
+    return url.replace("sqlite+aiosqlite", "sqlite")
+
+
+def _prepare_sqlite(engine: Engine) -> None:
     """WAL, foreign keys, and BEGIN IMMEDIATE, so that a writer waits instead of failing."""
 
-    @event.listens_for(engine.sync_engine, "connect")
+    @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver must not begin by itself
         cursor = connection.cursor()
@@ -131,7 +178,7 @@ def _prepare_sqlite(engine: AsyncEngine) -> None:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
-    @event.listens_for(engine.sync_engine, "begin")
+    @event.listens_for(engine, "begin")
     def begin(connection: Any) -> None:
         reader = connection.get_execution_options().get("loramux_reader", False)
         connection.exec_driver_sql("BEGIN" if reader else "BEGIN IMMEDIATE")
@@ -157,7 +204,7 @@ def alembic_config(url: str) -> "Config":
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.set_main_option("path_separator", "os")
-    config.attributes["url"] = url.replace("sqlite+aiosqlite", "sqlite")
+    config.attributes["url"] = _blocking_url(url)
     return config
 
 

@@ -9,7 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.platform import Platform
 
 
-def get_platform(request: Request) -> Platform:
+# `async`, for FastAPI would run it in a thread otherwise.
+async def get_platform(request: Request) -> Platform:
     return cast(Platform, request.app.state.platform)
 
 

@@ -7,9 +7,10 @@ and anything shaped like an API key are struck out here.
 import logging
 import sys
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any, TextIO
 
+import msgspec
 import structlog
 
 from app.keys.token import KEY_PATTERN
@@ -45,16 +46,17 @@ def where(error: BaseException) -> list[str]:
 
 
 def configure_logging(level: str, *, stream: TextIO | None = None) -> None:
-    """Sends structlog's and the libraries' lines the same way. Call once a process."""
+    """Writes structlog's and the libraries' lines the same way. Call once a process."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         strike_secrets,
     ]
+    render = structlog.processors.JSONRenderer(serializer=_json)
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
+        processors=[*shared, render],
+        logger_factory=structlog.WriteLoggerFactory(stream or sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(level.upper()),
         cache_logger_on_first_use=False,
     )
@@ -65,7 +67,7 @@ def configure_logging(level: str, *, stream: TextIO | None = None) -> None:
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 strike_secrets,
-                structlog.processors.JSONRenderer(),
+                render,
             ],
         )
     )
@@ -89,6 +91,10 @@ def configure_logging(level: str, *, stream: TextIO | None = None) -> None:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True
+
+
+def _json(event: dict[str, Any], default: Callable[[Any], Any], **_: Any) -> str:
+    return msgspec.json.encode(event, enc_hook=default).decode()
 
 
 def _drop_traceback(

@@ -31,6 +31,7 @@ from app.users import sessions
 from engine.tracing import open_tracing
 
 DOMAINS = (
+    "inference",
     "tenants",
     "keys",
     "users",
@@ -39,13 +40,12 @@ DOMAINS = (
     "webhooks",
     "limits",
     "usage",
-    "inference",
     "engines",
     "console",
 )
 """Each may have `routes.py` with a `router` (`tenant_routes.py`: those of /v1 where the others are
 operators'), and `lifespan.py` with `lifespan(platform)`, an async context manager entered in this
-order."""
+order. Routes are looked through in this order too, so what is called most comes first."""
 SWEEP_EVERY_S = 600.0
 READ_SECRETS_EVERY_S = 60.0
 MULTIPART_SLACK_BYTES = 2 * 1024 * 1024

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -52,13 +52,13 @@ class RequestContext:
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=request_id)
         began_ms = self.clock.monotonic_ms()
-        status = 0
+        status, tag = 0, request_id.encode()
 
         async def tagged(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", tag)]
             await send(message)
 
         HTTP_OPEN.inc()
@@ -107,12 +107,19 @@ _METHODS = SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
 # --------------------------------------------------------------------------- headers
 
 CONSOLE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
-    "frame-ancestors 'none'"
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    b"font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    b"frame-ancestors 'none'"
 )
-DOCS_POLICY = CONSOLE_POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
-API_POLICY = "default-src 'none'; frame-ancestors 'none'"
+DOCS_POLICY = CONSOLE_POLICY.replace(b"style-src 'self'", b"style-src 'self' 'unsafe-inline'")
+API_POLICY = b"default-src 'none'; frame-ancestors 'none'"
+ALWAYS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+"""On every answer; no route sets them itself."""
 
 
 class SecurityHeaders:
@@ -134,22 +141,22 @@ class SecurityHeaders:
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers.setdefault("content-security-policy", _policy(path))
-                headers["x-content-type-options"] = "nosniff"
-                headers["x-frame-options"] = "DENY"
-                headers["referrer-policy"] = "same-origin"
-                headers["cross-origin-opener-policy"] = "same-origin"
+                headers: list[tuple[bytes, bytes]] = list(message.get("headers", ()))
+                present = {name for name, _ in headers}
+                if b"content-security-policy" not in present:
+                    headers.append((b"content-security-policy", _policy(path)))
+                if b"cache-control" not in present and not path.startswith("/static/"):
+                    headers.append((b"cache-control", b"no-store"))
+                headers += ALWAYS
                 if self.https:
-                    headers["strict-transport-security"] = "max-age=31536000"
-                if not path.startswith("/static/"):
-                    headers.setdefault("cache-control", "no-store")
+                    headers.append((b"strict-transport-security", b"max-age=31536000"))
+                message["headers"] = headers
             await send(message)
 
         await self.app(scope, receive, guarded)
 
 
-def _policy(path: str) -> str:
+def _policy(path: str) -> bytes:
     if path.startswith("/docs"):
         return DOCS_POLICY
     if path.startswith(("/console", "/static")):
@@ -215,6 +222,14 @@ class RequestTimeout(InvalidRequest):
     code = "body_timeout"
 
 
+class ClientGone(AppError):
+    """Nobody reads this answer: it is for the log and the metrics, where it is no fault of ours."""
+
+    status = 499
+    type = "invalid_request_error"
+    code = "client_closed_request"
+
+
 @dataclass(frozen=True, slots=True)
 class BodyRule:
     """Which routes may send how much. The first rule that matches the path applies."""
@@ -225,7 +240,7 @@ class BodyRule:
 
 
 class BodyLimits:
-    """Counts the body while it streams, and ends one that comes too slowly.
+    """Counts the body while it streams, and ends one that comes too slowly or stays away.
 
     A body may pause for `idle_s`; in all it has `total_s`, and as much again for every
     `pace_bytes` that have arrived, so a large upload may take long but may not trickle.
@@ -283,7 +298,7 @@ class BodyLimits:
                     raise _too_large(rule, taken)
                 whole = not message.get("more_body", False)
             else:
-                whole = True
+                raise ClientGone("The client went away before its request was here in full.")
             return message
 
         return metered

@@ -21,7 +21,7 @@ class Page(BaseModel):
         return self.limit + 1
 
 
-def _page(
+async def _page(
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     after: Annotated[str | None, Query(max_length=40, pattern=r"^[^\x00]*$")] = None,
 ) -> Page:

@@ -5,14 +5,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from app.adapters.resolution import Resolver
 from app.audit.refusals import Refusals
 from app.clock import Clock, SystemClock
 from app.crypto import Passwords, Secrets
 from app.db import Database
 from app.draining import Drain
+from app.grouping import Grouped
 from app.inference.running import RunningCalls
-from app.keys.cache import KeyCache
+from app.keys.cache import KeyCache, KeyEntry
 from app.keys.last_used import LastUsed
+from app.keys.service import entry_reads
 from app.metrics import REGISTRY
 from app.scrape import SqlFigures
 from app.settings import Settings
@@ -47,7 +50,9 @@ class Platform:
     db: Database
     secrets: Secrets
     passwords: Passwords
+    names: Resolver
     keys: KeyCache
+    key_reads: Grouped[str, KeyEntry]
     last_used: LastUsed
     sign_in: SignIn
     refusals: Refusals
@@ -104,7 +109,9 @@ def open_platform(
         db=db,
         secrets=secrets,
         passwords=passwords,
+        names=Resolver(db),
         keys=KeyCache(settings.auth_cache_s),
+        key_reads=entry_reads(db, settings),
         last_used=LastUsed(db, clock),
         sign_in=SignIn(db, secrets, passwords, clock, settings),
         refusals=Refusals(db, clock),

@@ -85,7 +85,7 @@ def etag(revision: int) -> str:
     return f'"{revision}"'
 
 
-def _precondition(
+async def _precondition(
     if_match: Annotated[
         str | None,
         Header(max_length=1000, description="the ETag last read; 412 when it is not current"),

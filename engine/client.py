@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import logging
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -43,6 +44,9 @@ __all__ = [
 MAX_BUFFERED_OUTPUTS = 10_000
 """Outputs of one request that may wait for its reader; a slower reader loses the request."""
 
+RECEIVE_BATCH = 64
+"""Messages that are taken in before other tasks run."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -61,7 +65,19 @@ class ClientTimes:
 class _Stream:
     """What has arrived for one request and was not read yet."""
 
-    arrived: asyncio.Queue[RequestOutput | EngineError] = field(default_factory=asyncio.Queue)
+    arrived: deque[RequestOutput | EngineError] = field(default_factory=deque)
+    reader: asyncio.Future[None] | None = None  # waits for the next one
+
+    def put(self, arrived: RequestOutput | EngineError) -> None:
+        self.arrived.append(arrived)
+        if self.reader is not None and not self.reader.done():
+            self.reader.set_result(None)
+
+    async def get(self) -> RequestOutput | EngineError:
+        while not self.arrived:
+            self.reader = asyncio.get_running_loop().create_future()
+            await self.reader
+        return self.arrived.popleft()
 
 
 class _Lost(Exception):
@@ -167,7 +183,7 @@ class EngineClient:
         try:
             sequence = 0
             while not ended:
-                arrived = await stream.arrived.get()
+                arrived = await stream.get()
                 if isinstance(arrived, EngineError):
                     ended = not isinstance(arrived, EngineUnavailable)
                     raise arrived
@@ -182,6 +198,11 @@ class EngineClient:
             del self._streams[request.request_id]
             if not ended and self._welcome is not None:
                 self._outgoing.put_nowait(wire.Cancel(request.request_id))
+
+    def unread(self, request_id: str) -> int:
+        """Outputs of a request that are here already."""
+        stream = self._streams.get(request_id)
+        return 0 if stream is None else len(stream.arrived)
 
     async def cancel(self, request_id: str, choice: int | None = None) -> None:
         """Ends a request early, or one choice of it alone.
@@ -338,12 +359,15 @@ class EngineClient:
             await dealer.send_multipart(wire.encode(await self._outgoing.get()))
 
     async def _receive_loop(self, dealer: "zmq.asyncio.Socket") -> None:
+        """Takes all that is there before any reader runs: who lags behind catches up at once."""
+        at_once: zmq.Socket[bytes] = zmq.Socket.shadow(dealer.underlying)
         while True:
             frames = await dealer.recv_multipart()
-            try:
-                self._take(wire.decode_from_engine(frames))
-            except wire.WireError as error:
-                raise _Lost(f"the engine sent what this client does not read: {error}") from error
+            with contextlib.suppress(zmq.Again):
+                for _ in range(RECEIVE_BATCH):
+                    self._take(_read(frames))
+                    frames = at_once.recv_multipart(zmq.NOBLOCK)
+                self._take(_read(frames))
 
     async def _watch_socket(self, monitor: "zmq.asyncio.Socket") -> None:
         while True:
@@ -409,10 +433,10 @@ class EngineClient:
         stream = self._streams.get(request_id)
         if stream is None:
             return
-        if stream.arrived.qsize() < MAX_BUFFERED_OUTPUTS:
-            stream.arrived.put_nowait(arrived)
-        elif stream.arrived.qsize() == MAX_BUFFERED_OUTPUTS:
-            stream.arrived.put_nowait(
+        if len(stream.arrived) < MAX_BUFFERED_OUTPUTS:
+            stream.put(arrived)
+        elif len(stream.arrived) == MAX_BUFFERED_OUTPUTS:
+            stream.put(
                 EngineUnavailable("the reader is too slow for this answer", code="reader_too_slow")
             )
             self._outgoing.put_nowait(wire.Cancel(request_id))
@@ -442,6 +466,13 @@ class EngineClient:
 
     def _fail_requests(self, error: EngineUnavailable) -> None:
         for request_id, stream in self._streams.items():
-            if stream.arrived.qsize() <= MAX_BUFFERED_OUTPUTS:
-                stream.arrived.put_nowait(EngineUnavailable(error.message, code=error.code))
+            if len(stream.arrived) <= MAX_BUFFERED_OUTPUTS:
+                stream.put(EngineUnavailable(error.message, code=error.code))
                 _log.warning("a request fails: %s", error.code, extra={"request_id": request_id})
+
+
+def _read(frames: list[bytes]) -> wire.EngineMessage:
+    try:
+        return wire.decode_from_engine(frames)
+    except wire.WireError as error:
+        raise _Lost(f"the engine sent what this client does not read: {error}") from error

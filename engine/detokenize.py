@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class TokenBytes(Protocol):
@@ -48,7 +48,7 @@ class Detokenizer:
 
     def _bytes(self, ids: Iterable[int]) -> bytes:
         codec = self._codec
-        return b"".join(codec.token_bytes(i) for i in ids if not codec.is_control(i))
+        return b"".join([codec.token_bytes(i) for i in ids if not codec.is_control(i)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,7 @@ class StopStrings:
         return 0
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
+class TextPiece(NamedTuple):
     """What some tokens brought. `used` of them count: up to the one that completed the stop."""
 
     text: str
@@ -118,9 +117,12 @@ class TextStream:
     def __init__(self, codec: TokenBytes, stops: Sequence[str] = ()) -> None:
         self._detokenizer = Detokenizer(codec)
         self._stops = StopStrings(stops)
+        self._any_stops = bool(stops)
 
     def push(self, ids: Sequence[int]) -> TextPiece:
         """Tokens after the one that completed a stop are overshoot: unused, and without text."""
+        if not self._any_stops:
+            return TextPiece(self._detokenizer.push(ids), len(ids))
         pieces: list[str] = []
         for index, token_id in enumerate(ids):
             result = self._stops.push(self._detokenizer.push((token_id,)))

@@ -179,11 +179,11 @@ class TextCodec:
         if stripped:
             first = len(text) - len(text.lstrip())
             last = first + len(stripped)
-            for name in self._control:
-                if any(stripped.startswith(name[cut:]) for cut in range(1, len(name))):
-                    at.add(first)
-                if any(stripped.endswith(name[:cut]) for cut in range(1, len(name))):
-                    at.add(last)
+            ends, beginnings = self._control_halves
+            if stripped.startswith(ends):
+                at.add(first)
+            if stripped.endswith(beginnings):
+                at.add(last)
         cuts = [0, *sorted(at), len(text)]
         return mark.join(text[start:end] for start, end in pairwise(cuts))
 
@@ -228,8 +228,19 @@ class TextCodec:
 
     @cached_property
     def _control_start(self) -> re.Pattern[str]:
-        """Every position where some control token is spelled, overlapping ones too."""
-        return re.compile(f"(?={'|'.join(map(re.escape, self._control))})")
+        """The first character wherever some control token is spelled, overlapping ones too."""
+        by_first: dict[str, list[str]] = {}
+        for name in self._control:
+            by_first.setdefault(name[0], []).append(re.escape(name[1:]))
+        return re.compile(
+            "|".join(f"{re.escape(c)}(?={'|'.join(rest)})" for c, rest in by_first.items())
+        )
+
+    @cached_property
+    def _control_halves(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Every end, and every beginning, of a control token that is cut in two."""
+        cuts = [(name[cut:], name[:cut]) for name in self._control for cut in range(1, len(name))]
+        return tuple({end for end, _ in cuts}), tuple({beginning for _, beginning in cuts})
 
 
 def _unused_mark(messages: Sequence[Message]) -> str:

@@ -9,6 +9,7 @@ There are no extension types, and the sockets cap the size of a frame.
 
 import math
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any, Literal
 
 import msgspec
@@ -189,7 +190,7 @@ def check(message: ClientMessage) -> None:
     elif isinstance(message, Generate):
         request = message.request
         _check_ids([request.request_id, request.tenant])
-        if any(not 0 <= token <= _INT31 for token in request.prompt):
+        if request.prompt and not 0 <= min(request.prompt) <= max(request.prompt) <= _INT31:
             raise WireError("a prompt has a token id out of range")
         if request.traceparent is not None and not TRACEPARENT.fullmatch(request.traceparent):
             raise WireError("the trace context is malformed")
@@ -228,15 +229,20 @@ def _check_ids(ids: list[str]) -> None:
         raise WireError(f"an id is empty or longer than {MAX_ID_CHARACTERS} characters")
 
 
+@cache
+def _checked_fields(kind: Any) -> tuple[str, ...]:
+    return tuple(item.name for item in fields(kind) if item.name != "prompt")
+
+
 def _check_numbers(value: object) -> None:
     """Every float of the message must be a finite number."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise WireError("a number is not finite")
     elif is_dataclass(value):
-        for item in fields(value):
-            if item.name != "prompt":
-                _check_numbers(getattr(value, item.name))
+        kind: Any = type(value)
+        for name in _checked_fields(kind):
+            _check_numbers(getattr(value, name))
     elif isinstance(value, dict):
         for number in value.values():
             _check_numbers(number)

@@ -131,6 +131,10 @@ class FakeEngine:
         self._reachable()
         return self.description
 
+    def unread(self, request_id: str) -> int:
+        """Says one thing at a time."""
+        return 0
+
     async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         if not self.alive:
             raise NotStarted("the engine's process has ended")

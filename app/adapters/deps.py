@@ -37,7 +37,7 @@ def _no_probes(_base: ModelDescription, _text: str) -> Sequence[int]:
     raise EngineUnavailable("probes run in a worker, not in the api")
 
 
-def get_resources(request: Request) -> Resources:
+async def get_resources(request: Request) -> Resources:
     """Made at the first request, when the engines are connected; one for the whole app."""
     state = request.app.state
     if not hasattr(state, "adapter_resources"):
@@ -46,7 +46,7 @@ def get_resources(request: Request) -> Resources:
     return resources
 
 
-def get_gate(request: Request) -> UploadGate:
+async def get_gate(request: Request) -> UploadGate:
     state = request.app.state
     if not hasattr(state, "upload_gate"):
         state.upload_gate = UploadGate()

@@ -50,16 +50,6 @@ async def base_model(session: AsyncSession, digest: str) -> BaseModel | None:
     return await session.get(BaseModel, digest)
 
 
-async def base_named(session: AsyncSession, name: str) -> BaseModel | None:
-    rows = await session.scalars(
-        select(BaseModel)
-        .where(BaseModel.name == name)
-        .order_by(BaseModel.last_seen_at.desc())
-        .limit(1)
-    )
-    return rows.first()
-
-
 # --------------------------------------------------------------------------- adapters
 
 
@@ -67,17 +57,6 @@ async def live_adapter(session: AsyncSession, tenant_id: str, name: str) -> Adap
     rows = await session.scalars(
         select(Adapter).where(
             Adapter.tenant_id == tenant_id, Adapter.name == name, Adapter.erased_at.is_(None)
-        )
-    )
-    return rows.first()
-
-
-async def live_adapter_by_id(
-    session: AsyncSession, tenant_id: str, adapter_id: str
-) -> Adapter | None:
-    rows = await session.scalars(
-        select(Adapter).where(
-            Adapter.tenant_id == tenant_id, Adapter.id == adapter_id, Adapter.erased_at.is_(None)
         )
     )
     return rows.first()

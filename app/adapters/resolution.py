@@ -4,19 +4,24 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters import repository, states
+from app.adapters import names_repository, repository, states
 from app.adapters.aliases import Target, pick
 from app.adapters.models import Adapter, AdapterVersion, Alias, BaseModel
 from app.adapters.names import LIVE, MAX_MODEL_CHARS, ModelName, clip, parse_model
+from app.adapters.names_repository import Named, NamedAdapter, NamedVersion
 from app.audit import service as audit
 from app.caller import Caller
 from app.db import Database
 from app.errors import NotFound
+from app.grouping import Grouped
 from engine.types import AdapterRef
 
 PAGE = 100
+MOST_TOGETHER = 200
+"""Most names that one read looks up."""
 NOT_READY_CODES = {states.ARCHIVED: "version_archived", "base_changed": "version_base_changed"}
 """Codes of versions that were callable before; any other that is not ready is `model_not_found`."""
 
@@ -88,14 +93,6 @@ def _not_ready(model: str, state: str, code: str | None = None) -> NotFound:
     )
 
 
-async def resolve_for_call(
-    db: Database, caller: Caller, model: str, *, request_id: str
-) -> ResolvedModel:
-    """`resolve_model` in a read of its own; a key beyond its scope leaves an audit event."""
-    async with scoped(db, caller) as session:
-        return await resolve_model(session, caller, model, request_id=request_id)
-
-
 @asynccontextmanager
 async def scoped(
     db: Database, caller: Caller, *, write: bool = False
@@ -105,38 +102,69 @@ async def scoped(
         async with db.transaction() if write else db.reading() as session:
             yield session
     except OutOfScope as refusal:
-        await audit.record_alone(
-            db,
-            actor=caller,
-            action="authz_fail",
-            target=refusal.adapter_id or refusal.model,
-            tenant_id=caller.tenant_id,
-            detail={"reason": "adapter_scope"},
-        )
+        await _note(db, caller, refusal)
         raise
 
 
-async def resolve_model(
-    session: AsyncSession, caller: Caller, model: str, *, request_id: str = ""
-) -> ResolvedModel:
-    """What `model` runs for this caller. Raises NotFound, the same for foreign and unknown.
+async def _note(db: Database, caller: Caller, refusal: OutOfScope) -> None:
+    await audit.record_alone(
+        db,
+        actor=caller,
+        action="authz_fail",
+        target=refusal.adapter_id or refusal.model,
+        tenant_id=caller.tenant_id,
+        detail={"reason": "adapter_scope"},
+    )
 
-    `request_id` decides between the targets of a weighted alias.
-    """
-    base = await repository.base_named(session, model) if len(model) <= MAX_MODEL_CHARS else None
-    if base is not None:
-        if not caller.may_call(base.name):
-            raise OutOfScope(model, None)
-        return ResolvedModel(name=model, base_digest=base.base_digest)
+
+class Resolver:
+    """Looks up names for the calls of one process. Nothing is remembered: a call gets what was
+    there after it came, and calls that wait together share the look-up."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._look_ups = Grouped(self._look_up, MOST_TOGETHER)
+
+    async def for_call(self, caller: Caller, model: str, *, request_id: str) -> ResolvedModel:
+        """What `model` runs for this caller. Raises NotFound, the same for foreign and unknown;
+        a key beyond its scope leaves an audit event.
+
+        `request_id` decides between the targets of a weighted alias.
+        """
+        found = await self._look_ups.do((caller.tenant_id, model))
+        try:
+            return _resolved(found, caller, model, request_id)
+        except OutOfScope as refusal:
+            await _note(self._db, caller, refusal)
+            raise
+
+    async def _look_up(self, asked: list[tuple[str, str]]) -> list[Named | Exception]:
+        found = await self._db.read_briefly(
+            lambda connection: {pair: _find(connection, *pair) for pair in set(asked)}
+        )
+        return [found[pair] for pair in asked]
+
+
+def _find(connection: Connection, tenant_id: str, model: str) -> Named:
+    if len(model) > MAX_MODEL_CHARS or "\0" in model:
+        return Named()
     wanted = parse_model(model)
     if wanted is None:
-        raise not_found(model)
-    adapter = await _adapter(session, caller, wanted)
-    if adapter is None:
+        return Named(base_digest=names_repository.base_digest(connection, model))
+    return names_repository.named(connection, tenant_id, model, wanted)
+
+
+def _resolved(found: Named, caller: Caller, model: str, request_id: str) -> ResolvedModel:
+    if found.base_digest is not None:
+        if not caller.may_call(model):
+            raise OutOfScope(model, None)
+        return ResolvedModel(name=model, base_digest=found.base_digest)
+    wanted, adapter = parse_model(model), found.adapter
+    if wanted is None or adapter is None:
         raise not_found(model)
     if not caller.may_call(adapter.name):
         raise OutOfScope(model, adapter.id)
-    version = await _version(session, caller, adapter, wanted, model, request_id)
+    version = _version(adapter, caller, wanted, model, request_id)
     return ResolvedModel(
         name=model,
         base_digest=version.base_digest,
@@ -150,40 +178,22 @@ async def resolve_model(
     )
 
 
-async def _adapter(session: AsyncSession, caller: Caller, wanted: ModelName) -> Adapter | None:
-    if wanted.adapter_id is not None:
-        return await repository.live_adapter_by_id(session, caller.tenant_id, wanted.adapter_id)
-    return await repository.live_adapter(session, caller.tenant_id, wanted.name or "")
-
-
-async def _version(
-    session: AsyncSession,
-    caller: Caller,
-    adapter: Adapter,
-    wanted: ModelName,
-    model: str,
-    request_id: str,
-) -> AdapterVersion:
+def _version(
+    adapter: NamedAdapter, caller: Caller, wanted: ModelName, model: str, request_id: str
+) -> NamedVersion:
     """The version that the name asks for, which must be ready."""
-    if wanted.number is not None:
-        version = await repository.version_numbered(session, adapter.id, wanted.number)
-    else:
-        alias = await repository.alias(session, adapter.id, wanted.alias or LIVE)
-        if alias is None:
-            if wanted.alias in (None, LIVE):
-                versions = await repository.versions_of(session, [adapter.id])
-                newest = versions[-1] if versions else None
-                raise _not_ready(
-                    model, newest.state if newest else "", newest.code if newest else None
-                )
-            raise not_found(model)
-        chosen = pick(
-            targets_of(alias),
-            request_id,
-            key=caller.tenant_salt.encode(),
-            alias=f"{adapter.id}@{alias.name}",
-        )
-        version = await repository.version_by_id(session, chosen.version_id)
+    version = adapter.versions[0] if adapter.versions else None
+    if wanted.number is None:
+        alias = wanted.alias or LIVE
+        if adapter.targets is None:
+            if alias != LIVE:
+                raise not_found(model)
+            raise _not_ready(
+                model, version.state if version else "", version.code if version else None
+            )
+        key = caller.tenant_salt.encode()
+        chosen = pick(adapter.targets, request_id, key=key, alias=f"{adapter.id}@{alias}")
+        version = adapter.version(chosen.version_id)
     if version is None:
         raise not_found(model)
     if version.state != states.READY:
@@ -201,7 +211,7 @@ def targets_of(alias: Alias) -> list[Target]:
 async def list_models(
     session: AsyncSession, caller: Caller, *, served: Collection[str] | None = None
 ) -> list[ListedModel]:
-    """Everything that `resolve_model` answers for this caller by name.
+    """Everything that a `Resolver` answers for this caller by name.
 
     `served`: digests of the base models that engines serve now; None lists all that are known.
     """

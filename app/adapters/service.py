@@ -12,14 +12,13 @@ from app.adapters.resolution import (
     OutOfScope,
     ResolvedModel,
     list_models,
-    resolve_model,
 )
 from app.adapters.schemas import AdapterList, AdapterObject, VersionObject
 from app.adapters.views import adapter_object, report_object, version_object
 from app.caller import Caller
 from app.errors import Forbidden, NotFound
 
-__all__ = ["ListedModel", "ResolvedModel", "list_models", "resolve_model"]
+__all__ = ["ListedModel", "ResolvedModel", "list_models"]
 
 
 def adapter_not_found(name: str) -> NotFound:

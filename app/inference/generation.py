@@ -97,6 +97,7 @@ class Generation:
         if self.running is not None:
             self.running.add(self.request.tenant, self)
         outputs = self._outputs()
+        told = False
         status: Status = "failed"
         error_code: str | None = "interrupted"
         try:
@@ -108,10 +109,14 @@ class Generation:
                         output.error_message,
                         adapter=self.request.adapter is not None,
                     )
-                for delta in self._take(output):
+                taken = self._take(output)
+                for delta in taken:
                     if delta.finish is not None and output.finish is None:
                         await self._end_choice(output.choice)
                     yield delta
+                if told and not (taken or self.behind):
+                    yield Delta(output.choice, "")  # who put off sending for this one sends now
+                told = told or bool(taken)
                 if self._usage is None and all(choice.finish for choice in self._choices):
                     break
             if self._usage is None:
@@ -132,6 +137,11 @@ class Generation:
             with suppress(EngineError):
                 await outputs.aclose()
             await self._settle("cancelled" if self.abandoned else status, error_code)
+
+    @property
+    def behind(self) -> bool:
+        """Whether the engine has said more already, so that the next delta comes at once."""
+        return self.engine.client.unread(self.request.request_id) > 0
 
     def abandon(self) -> None:
         """The client is gone. Safe to call more than once, and after the end."""

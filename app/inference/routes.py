@@ -1,11 +1,15 @@
 """/v1/models, /v1/chat/completions and /v1/completions, as OpenAI's clients call them."""
 
-from fastapi import APIRouter, Request, Response
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from app.adapters.resolution import ListedModel, list_models, resolve_for_call
-from app.auth import ApiCaller
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+
+from app.adapters.resolution import ListedModel, list_models
+from app.auth import ApiCaller, api_caller
 from app.caller import Caller
-from app.deps import PlatformDep
+from app.deps import PlatformDep, get_platform
 from app.inference.answers import model_object
 from app.inference.documentation import CHAT_BODY, COMPLETION_BODY
 from app.inference.handling import (
@@ -21,16 +25,39 @@ from app.platform import Platform
 router = APIRouter(prefix="/v1", tags=["inference"])
 
 
-@router.post("/chat/completions", openapi_extra=CHAT_BODY)
+class CallRoute(APIRoute):
+    """A route whose endpoint needs the caller and the platform alone, as every call's does.
+
+    FastAPI documents its parameters as others'; resolving them costs as much as the admission.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        async def handle(request: Request) -> Response:
+            platform = await get_platform(request)
+            caller = await api_caller(request, platform)
+            response: Response = await self.endpoint(request, caller, platform)
+            return response
+
+        return handle
+
+
 async def chat_completions(request: Request, caller: ApiCaller, platform: PlatformDep) -> Response:
     """Answers a conversation, streamed or whole."""
     return await answer(request, platform, caller, chat_call)
 
 
-@router.post("/completions", openapi_extra=COMPLETION_BODY)
 async def completions(request: Request, caller: ApiCaller, platform: PlatformDep) -> Response:
     """Continues a text, streamed or whole."""
     return await answer(request, platform, caller, completion_call)
+
+
+for path, endpoint, body in (
+    ("/chat/completions", chat_completions, CHAT_BODY),
+    ("/completions", completions, COMPLETION_BODY),
+):
+    router.add_api_route(
+        path, endpoint, methods=["POST"], openapi_extra=body, route_class_override=CallRoute
+    )
 
 
 @router.get("/models")
@@ -45,7 +72,7 @@ async def models(caller: ApiCaller, platform: PlatformDep) -> Response:
 async def model(name: str, request: Request, caller: ApiCaller, platform: PlatformDep) -> Response:
     """One model, under any name that a call may use."""
     async with with_limit_headers(platform, caller):
-        found = await resolve_for_call(platform.db, caller, name, request_id=request_id_of(request))
+        found = await platform.names.for_call(caller, name, request_id=request_id_of(request))
     listed = await _listed(platform, caller)
     known = next(
         (entry for entry in listed if entry.id == name),

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from app.adapters.resolution import ResolvedModel, resolve_for_call
+from app.adapters.resolution import ResolvedModel
 from app.caller import Caller
 from app.errors import AppError, InvalidRequest
 from app.inference.account import Account
@@ -55,7 +55,7 @@ async def admit(
     router: EngineRouter = platform.engines
     limits: Limits = platform.limits
     ledger: Ledger = platform.ledger
-    model = await resolve_for_call(platform.db, caller, call.model, request_id=request_id)
+    model = await platform.names.for_call(caller, call.model, request_id=request_id)
     description = router.description(model.base_digest)
     codec = router.codec_of(description)
     prompt = await encode_prompt(call, codec, description, caller.tenant_id)

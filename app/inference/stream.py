@@ -42,6 +42,7 @@ class EventStream(Response):
         self._include_usage = include_usage
         self._limit_headers = headers
         self._started = False
+        self._ready: list[bytes] = []  # frames that go out together
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"} | headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,10 +70,10 @@ class EventStream(Response):
             async for delta in deltas:
                 if not self._started:
                     await self._start(send)
-                    opening = frames.opening(generation.request.choices)
-                    await self._send(send, opening + frames.delta(delta))
-                else:
-                    await self._send(send, frames.delta(delta))
+                    self._ready.append(frames.opening(generation.request.choices))
+                self._ready.append(frames.delta(delta))
+                if not generation.behind:
+                    await self._send(send)
         if not self._started:
             await self._start(send)
         last = frames.usage(generation.counts) if self._include_usage else b""
@@ -89,14 +90,17 @@ class EventStream(Response):
             },
         )
 
-    async def _send(self, send: Send, body: bytes) -> None:
+    async def _send(self, send: Send) -> None:
+        body = b"".join(self._ready)
+        self._ready.clear()
         if body:
             await self._deliver(
                 send, {"type": "http.response.body", "body": body, "more_body": True}
             )
 
     async def _finish(self, send: Send, last: bytes) -> None:
-        await self._deliver(send, {"type": "http.response.body", "body": last + DONE})
+        body = b"".join((*self._ready, last, DONE))
+        await self._deliver(send, {"type": "http.response.body", "body": body})
 
     async def _deliver(self, send: Send, message: Message) -> None:
         if self._generation.abandoned:
@@ -121,11 +125,11 @@ async def collect(generation: Generation, receive: Receive) -> list[WholeChoice]
 async def _watched(receive: Receive, generation: Generation) -> AsyncIterator[None]:
     """Abandons the generation when the client goes away meanwhile."""
     watcher = asyncio.create_task(_when_gone(receive, generation.abandon))
+    watcher.add_done_callback(lambda task: task.cancelled() or task.exception())
     try:
         yield
     finally:
         watcher.cancel()
-        await asyncio.gather(watcher, return_exceptions=True)
 
 
 async def _when_gone(

@@ -10,7 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.audit import service as audit
 from app.caller import Caller, KeyLimits, TenantLimits
 from app.crypto import KeyedHash, Secrets
+from app.db import Database
 from app.errors import Conflict, InvalidRequest, NotFound
+from app.grouping import Grouped
 from app.ids import new_id
 from app.keys import repository, token
 from app.keys.cache import KeyEntry
@@ -21,6 +23,7 @@ from app.tables import Table, TableQuery
 from app.tenants.models import Tenant
 from app.tenants.service import effective_limits, require_kept
 
+READ_TOGETHER = 100
 KeyState = Literal["active", "expired", "revoked"]
 
 
@@ -188,6 +191,17 @@ def key_limits(key: ApiKey) -> KeyLimits:
         max_concurrent=key.max_concurrent,
         monthly_tokens=key.monthly_tokens,
     )
+
+
+def entry_reads(db: Database, settings: Settings) -> Grouped[str, KeyEntry]:
+    """Loads entries by public id; requests that wait together share the reading."""
+
+    async def read(asked: list[str]) -> list[KeyEntry | Exception]:
+        async with db.reading() as session:
+            found = {id_: await load_entry(session, id_, settings) for id_ in set(asked)}
+        return [found[id_] for id_ in asked]
+
+    return Grouped(read, READ_TOGETHER)
 
 
 async def load_entry(session: AsyncSession, public_id: str, settings: Settings) -> KeyEntry:

@@ -3,19 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.tallies.models import Tally
 
 
-async def add(session: AsyncSession, rows: Sequence[Mapping[str, Any]]) -> None:
+def add(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     """`rows`: name, label and the value to add, in the order in which they are to be locked."""
-    dialect: Any = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = dialect.insert(Tally.__table__)
     grown = {"value": Tally.__table__.c.value + statement.excluded.value}
-    await session.execute(
+    connection.execute(
         statement.on_conflict_do_update(index_elements=["name", "label"], set_=grown), rows
     )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.tallies import repository
@@ -10,7 +11,7 @@ Amounts = Mapping[tuple[str, str], int]
 """(name, label) -> how much."""
 
 
-async def count(session: AsyncSession, amounts: Amounts) -> None:
+def count(connection: Connection, amounts: Amounts) -> None:
     """Call it last in a transaction: every process that counts the same waits for its end."""
     rows = [
         {"name": name, "label": label, "value": amount}
@@ -18,7 +19,7 @@ async def count(session: AsyncSession, amounts: Amounts) -> None:
         if amount
     ]
     if rows:
-        await repository.add(session, rows)
+        repository.add(connection, rows)
 
 
 async def read(session: AsyncSession, prefix: str) -> dict[tuple[str, str], int]:

@@ -20,7 +20,7 @@ class UsageParameters:
     options: dict[str, Any]
 
 
-def _parameters(
+async def _parameters(
     start: Annotated[datetime | None, Query(description="Default: 30 days ago")] = None,
     end: Annotated[datetime | None, Query(description="Default: now")] = None,
     bucket: Bucket = "day",

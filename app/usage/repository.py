@@ -1,15 +1,14 @@
 """The ledger's SQL: rows and months. What is added up by hour and day: sums_repository."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, insert, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.usage.entries import FinalEntry, OpenEntry, hour_of, month_of
+from app.usage.entries import hour_of
 from app.usage.models import UsageMonth, UsageRecord
 
 EXPORTED = (
@@ -43,19 +42,6 @@ EXPORTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
-    """What a closing needs from the row that was open."""
-
-    tenant_id: str
-    key_id: str | None
-    adapter_id: str | None
-    model: str
-    reserved_tokens: int
-    started_at: datetime
-    started_hour: int
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """How one request ended."""
 
@@ -64,62 +50,6 @@ class Outcome:
     completion_tokens: int
     ttft_ms: float | None
     total_ms: float | None
-
-
-async def insert_open(
-    session: AsyncSession, entry: OpenEntry, at: datetime, lease_until: datetime
-) -> None:
-    """Raises IntegrityError when the request id already has a row."""
-    await session.execute(
-        insert(UsageRecord).values(
-            request_id=entry.request_id,
-            tenant_id=entry.tenant_id,
-            key_id=entry.key_id,
-            user_id=entry.user_id,
-            adapter_id=entry.adapter_id,
-            version_id=entry.version_id,
-            alias=entry.alias,
-            model=entry.model,
-            endpoint=entry.endpoint,
-            streamed=entry.streamed,
-            engine=entry.engine,
-            status="open",
-            reserved_tokens=entry.reserved_tokens,
-            prompt_tokens=0,
-            cached_tokens=0,
-            completion_tokens=0,
-            overshoot_tokens=0,
-            started_at=at,
-            started_hour=hour_of(at),
-            lease_until=lease_until,
-        )
-    )
-
-
-async def reserve_month(
-    session: AsyncSession, owner_id: str, month: str, tokens: int, limit: int | None
-) -> int | None:
-    """Reserves tokens of a month in one statement: what is billed and reserved then.
-
-    None when they do not fit the limit.
-    """
-    if limit is not None and tokens > limit:
-        return None
-    row = {"owner_id": owner_id, "month": month, "tokens": 0, "reserved": tokens}
-    fits: ColumnElement[bool] | None = None
-    if limit is not None:
-        fits = UsageMonth.tokens + UsageMonth.reserved + tokens <= limit
-    added = {"reserved": UsageMonth.reserved + tokens}
-    keys = [UsageMonth.owner_id, UsageMonth.month]
-    statement: Any
-    if session.get_bind().dialect.name == "postgresql":
-        statement = postgresql.insert(UsageMonth).values(row)
-    else:
-        statement = sqlite.insert(UsageMonth).values(row)
-    statement = statement.on_conflict_do_update(index_elements=keys, set_=added, where=fits)
-    taken = await session.execute(statement.returning(UsageMonth.tokens + UsageMonth.reserved))
-    total: int | None = taken.scalar()
-    return total
 
 
 async def move_open(session: AsyncSession, request_id: str, engine: str) -> None:
@@ -133,64 +63,6 @@ async def move_open(session: AsyncSession, request_id: str, engine: str) -> None
         .values(engine=engine)
         .execution_options(synchronize_session=False)
     )
-
-
-async def close_row(session: AsyncSession, entry: FinalEntry, closed_by: str) -> Closed | None:
-    """Closes an open row; None when the request has none (any more).
-
-    Of any tenant: the row says whose it is.
-    """
-    result = await session.execute(
-        update(UsageRecord)
-        .where(UsageRecord.request_id == entry.request_id, UsageRecord.status == "open")
-        .values(
-            status=entry.status,
-            closed_by=closed_by,
-            error_code=entry.error_code,
-            finish_reasons=entry.finish_reasons,
-            prompt_tokens=entry.prompt_tokens,
-            cached_tokens=entry.cached_tokens,
-            completion_tokens=entry.completion_tokens,
-            overshoot_tokens=entry.overshoot_tokens,
-            closed_at=entry.closed_at,
-            queue_ms=entry.queue_ms,
-            adapter_wait_ms=entry.adapter_wait_ms,
-            ttft_ms=entry.ttft_ms,
-            total_ms=entry.total_ms,
-            prefill_us=entry.prefill_us,
-            decode_us=entry.decode_us,
-            adapter_byte_s=entry.adapter_byte_s,
-        )
-        .returning(
-            UsageRecord.tenant_id,
-            UsageRecord.key_id,
-            UsageRecord.adapter_id,
-            UsageRecord.model,
-            UsageRecord.reserved_tokens,
-            UsageRecord.started_at,
-            UsageRecord.started_hour,
-        )
-        .execution_options(synchronize_session=False)
-    )
-    row = result.first()
-    return None if row is None else Closed(*row)
-
-
-async def settle_months(session: AsyncSession, closed: Iterable[tuple[Closed, FinalEntry]]) -> None:
-    """Turns reservations into billed tokens, one update an owner, always in the same order."""
-    changes: dict[tuple[str, str], tuple[int, int]] = {}
-    for row, entry in closed:
-        for owner in filter(None, (row.key_id, row.tenant_id)):
-            key = (owner, month_of(row.started_at))
-            billed, released = changes.get(key, (0, 0))
-            changes[key] = (billed + entry.billed_tokens, released + row.reserved_tokens)
-    for (owner, month), (billed, released) in sorted(changes.items()):
-        await session.execute(
-            update(UsageMonth)
-            .where(UsageMonth.owner_id == owner, UsageMonth.month == month)
-            .values(tokens=UsageMonth.tokens + billed, reserved=UsageMonth.reserved - released)
-            .execution_options(synchronize_session=False)
-        )
 
 
 async def month_used(session: AsyncSession, owner_id: str, month: str) -> tuple[int, int]:

@@ -1,7 +1,5 @@
 """What closed rows add up to: kept by hour and day as rows close, read back in one statement."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -19,12 +17,9 @@ from sqlalchemy import (
     tuple_,
     union_all,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.usage.entries import FinalEntry
 from app.usage.models import UsageDaily, UsageHourly, UsageRecord
-from app.usage.repository import Closed
 from app.usage.spans import HOURS_A_DAY, Bucket, Piece, hour_number, month_starts, pieces
 
 GroupBy = Literal["tenant", "key", "adapter", "model"]
@@ -85,58 +80,6 @@ class UsageSum:
     prefill_us: int
     decode_us: int
     adapter_byte_s: int
-
-
-# --------------------------------------------------------------------------- as rows close
-
-
-async def add_closed(session: AsyncSession, closed: Iterable[tuple[Closed, FinalEntry]]) -> None:
-    """Adds rows to the sums of their hour and day, in the transaction that closes them."""
-    sums: defaultdict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0] * len(FIGURES))
-    for row, entry in closed:
-        total = sums[
-            (row.started_hour, row.tenant_id, row.key_id or "", row.adapter_id or "", row.model)
-        ]
-        figures = (
-            1,
-            int(entry.status == "cancelled"),
-            int(entry.status == "failed"),
-            *(getattr(entry, name) for name in FIGURES[3:]),
-        )
-        total[:] = [a + b for a, b in zip(total, figures, strict=True)]
-    hourly = [(hour, keys, figures) for (hour, *keys), figures in sorted(sums.items())]
-    daily: defaultdict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0] * len(FIGURES))
-    for hour, keys, of_hour in hourly:
-        total = daily[(hour // HOURS_A_DAY, *keys)]
-        total[:] = [a + b for a, b in zip(total, of_hour, strict=True)]
-    # always in the same order, so that processes which close at once wait instead of deadlocking
-    await _add(session, UsageHourly.__table__, "hour", hourly)
-    days = [(day, keys, figures) for (day, *keys), figures in sorted(daily.items())]
-    await _add(session, UsageDaily.__table__, "day", days)
-
-
-async def _add(
-    session: AsyncSession,
-    table: Any,
-    bucket: str,
-    sums: Sequence[tuple[int, Sequence[str], Sequence[int]]],
-) -> None:
-    if not sums:
-        return
-    rows = [
-        {
-            bucket: at,
-            **dict(zip(KEYS, keys, strict=True)),
-            **dict(zip(FIGURES, figures, strict=True)),
-        }
-        for at, keys, figures in sums
-    ]
-    dialect: Any = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    statement = dialect.insert(table)
-    added = {name: table.c[name] + statement.excluded[name] for name in FIGURES}
-    await session.execute(
-        statement.on_conflict_do_update(index_elements=[bucket, *KEYS], set_=added), rows
-    )
 
 
 # --------------------------------------------------------------------------- reports

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, Metric
+from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.tallies import service as tallies
@@ -19,7 +20,7 @@ REQUESTS, TOKENS = "swept_requests", "swept_tokens"
 ENGINE_US, ADAPTER = "swept_engine_us", "swept_adapter_byte_s"
 
 
-async def count(session: AsyncSession, closed: Iterable[FinalEntry]) -> None:
+def count(connection: Connection, closed: Iterable[FinalEntry]) -> None:
     """In the transaction that closes the rows."""
     amounts: Counter[tuple[str, str]] = Counter()
     for entry in closed:
@@ -29,7 +30,7 @@ async def count(session: AsyncSession, closed: Iterable[FinalEntry]) -> None:
         amounts[ENGINE_US, "prefill"] += entry.prefill_us
         amounts[ENGINE_US, "decode"] += entry.decode_us
         amounts[ADAPTER, ""] += entry.adapter_byte_s
-    await tallies.count(session, amounts)
+    tallies.count(connection, amounts)
 
 
 async def read(session: AsyncSession) -> dict[tuple[str, str], int]:

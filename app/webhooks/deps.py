@@ -8,7 +8,7 @@ from app.platform import Platform
 from app.webhooks.sender import Sender
 
 
-def get_sender(request: Request) -> Sender:
+async def get_sender(request: Request) -> Sender:
     """One for the whole app; it holds no connection."""
     state = request.app.state
     if not hasattr(state, "webhook_sender"):

@@ -23,7 +23,8 @@ class Figures:
 
 async def count_attempt(session: AsyncSession, outcome: str) -> None:
     """In the transaction that writes how it ended."""
-    await tallies.count(session, {(ATTEMPTS, outcome): 1})
+    connection = await session.connection()
+    await connection.run_sync(tallies.count, {(ATTEMPTS, outcome): 1})
 
 
 async def read(session: AsyncSession, now: datetime) -> Figures:

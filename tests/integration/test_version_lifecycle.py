@@ -12,7 +12,6 @@ from sqlalchemy import select
 from app.adapters import base_change, run_repository, validation
 from app.adapters.models import ValidationRun
 from app.adapters.probes import Engine
-from app.adapters.resolution import resolve_for_call
 from app.adapters.tasks import follow_base, sweep, validate_version
 from app.clock import FrozenClock
 from app.errors import NotFound
@@ -75,9 +74,7 @@ async def state(client: httpx.AsyncClient, key: NewKey, number: int = 1) -> dict
 async def called(platform: Platform, tenant: Tenant, model: str = "a") -> str:
     """`ok`, or the code and sentence of the refusal."""
     try:
-        await resolve_for_call(
-            platform.db, make_caller(platform, tenant), model, request_id="req_1"
-        )
+        await platform.names.for_call(make_caller(platform, tenant), model, request_id="req_1")
     except NotFound as refusal:
         return f"{refusal.code}: {refusal.message}"
     return "ok"

@@ -7,14 +7,17 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
 from app.clock import FrozenClock, SystemClock
 from app.errors import AppError
+from app.limits.open import open_limits
 from app.middleware import BodyLimits, BodyRule, allowed_origins
 from app.platform import Platform
 from app.settings import Settings
+from tests.factories import bearer, make_key, make_tenant
 
 OURS = "http://127.0.0.1:8000"
 
@@ -244,3 +247,38 @@ class TestBodies:
             )
             assert answer.status_code == 413
             assert answer.json()["error"]["code"] == "body_too_large"
+
+
+class TestClientsThatGoAway:
+    @pytest.mark.parametrize(
+        ("path", "content_type"),
+        [
+            ("/v1/chat/completions", b"application/json"),
+            ("/v1/adapters", b"multipart/form-data; boundary=x"),
+            ("/admin/v1/tenants", b"application/json"),
+        ],
+    )
+    async def test_while_their_body_is_read_are_a_quiet_end(
+        self, app: FastAPI, platform: Platform, path: str, content_type: bytes
+    ) -> None:
+        platform.limits = open_limits(None, platform.clock)
+        key = await make_key(platform, await make_tenant(platform))
+        headers = [(name.lower().encode(), v.encode()) for name, v in bearer(key).items()]
+        scope: Scope = {
+            "type": "http", "method": "POST", "path": path, "query_string": b"", "scheme": "http",
+            "headers": [*headers, (b"content-type", content_type), (b"content-length", b"99")],
+        }  # fmt: skip
+        arriving: list[Message] = [
+            {"type": "http.request", "body": b"--x\r\n", "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+
+        async def receive() -> Message:
+            return arriving.pop(0)
+
+        async def send(_message: Message) -> None:
+            """Nobody is there."""
+
+        with capture_logs() as lines:
+            await app(scope, receive, send)
+        assert [(line["event"], line.get("status")) for line in lines] == [("request", 499)]

@@ -7,7 +7,7 @@ from sqlalchemy import select
 
 from app.adapters.live_alias import follow_live
 from app.adapters.models import AdapterVersion
-from app.adapters.resolution import ResolvedModel, list_models, resolve_for_call
+from app.adapters.resolution import ResolvedModel, list_models
 from app.audit.models import AuditEvent
 from app.caller import Caller
 from app.errors import NotFound
@@ -52,7 +52,7 @@ def caller(platform: Platform, tenant: Tenant) -> Caller:
 async def resolve(
     platform: Platform, caller: Caller, model: str, request_id: str = "req_1"
 ) -> ResolvedModel:
-    return await resolve_for_call(platform.db, caller, model, request_id=request_id)
+    return await platform.names.for_call(caller, model, request_id=request_id)
 
 
 async def refusal(platform: Platform, caller: Caller, model: str) -> dict[str, object]:

@@ -3,9 +3,10 @@
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import Connection
 
 from app.platform import Platform
-from app.usage import repository
+from app.usage import ledger_repository
 from app.usage.entries import FinalEntry, OpenEntry
 from app.usage.latency import Percentiles, standing
 
@@ -23,27 +24,25 @@ async def ended(
 ) -> None:
     """A row of the ledger that is closed."""
     now = platform.clock.now()
-    async with platform.db.transaction() as session:
-        await repository.insert_open(
-            session,
-            OpenEntry(
-                request_id=f"req_{tenant}_{number}", tenant_id=tenant, key_id=None, user_id=None,
-                adapter_id=None, version_id=None, model="bot@v1", endpoint="completions",
-                streamed=False, engine="ipc://a", reserved_tokens=0, monthly={},
-            ),
-            now,
-            now + timedelta(seconds=60),
-        )  # fmt: skip
-        await repository.close_row(
-            session,
-            FinalEntry(
-                request_id=f"req_{tenant}_{number}", engine="ipc://a", status=status,
-                error_code=error, finish_reasons=["stop"], prompt_tokens=5, cached_tokens=0,
-                completion_tokens=tokens, overshoot_tokens=0, closed_at=now, queue_ms=1.0,
-                adapter_wait_ms=0.0, ttft_ms=ttft_ms, total_ms=total_ms,
-            ),
-            "api",
-        )  # fmt: skip
+    request_id = f"req_{tenant}_{number}"
+    opened = OpenEntry(
+        request_id=request_id, tenant_id=tenant, key_id=None, user_id=None, adapter_id=None,
+        version_id=None, model="bot@v1", endpoint="completions", streamed=False, engine="ipc://a",
+        reserved_tokens=0, monthly={},
+    )  # fmt: skip
+    final = FinalEntry(
+        request_id=request_id, engine="ipc://a", status=status, error_code=error,
+        finish_reasons=["stop"], prompt_tokens=5, cached_tokens=0, completion_tokens=tokens,
+        overshoot_tokens=0, closed_at=now, queue_ms=1.0, adapter_wait_ms=0.0, ttft_ms=ttft_ms,
+        total_ms=total_ms,
+    )  # fmt: skip
+
+    def write(connection: Connection) -> None:
+        until = now + timedelta(seconds=60)
+        ledger_repository.insert_open(connection, [opened], now, until)
+        ledger_repository.close_rows(connection, [final], "api")
+
+    await platform.db.write_in_thread(write)
 
 
 def test_percentiles_are_values_that_were_measured() -> None:

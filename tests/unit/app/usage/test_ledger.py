@@ -211,6 +211,28 @@ class TestMonths:
         await ledger.drain()
         await ledger.open(opening("req_2", **month))
 
+    async def test_what_an_ended_call_gives_back_is_there_for_the_next_at_once(self, ledger, final):
+        month = {"monthly": {"ten_1": 120}, "key_id": None}
+        await ledger.open(opening("req_1", **month))
+        ledger.close_soon(final("req_1"))
+        await ledger.open(opening("req_2", **month))
+
+    async def test_a_spent_month_refuses_its_own_calls_alone(self, ledger, platform):
+        spent = {"key_id": None, "tenant_id": "ten_2", "monthly": {"key_2": 900, "ten_2": 150}}
+        answers = await asyncio.gather(
+            ledger.open(opening("req_1")),
+            *(ledger.open(opening(f"req_{i}", **spent)) for i in (2, 3)),
+            ledger.open(opening("req_4")),
+            return_exceptions=True,
+        )
+        assert [type(answer) for answer in answers] == [
+            *(type(None), MonthLeft, RateLimited, type(None))
+        ]
+        async with platform.db.reading() as session:
+            assert await session.scalar(select(func.count()).select_from(UsageRecord)) == 3
+            for owner, reserved in (("ten_1", 200), ("ten_2", 100), ("key_2", 100)):
+                assert await repository.month_used(session, owner, "2026-03") == (0, reserved)
+
     async def test_fifty_at_once_spend_no_more_than_the_month_allows(self, ledger, platform):
         month = {"monthly": {"ten_1": 450}, "key_id": None}
         answers = await asyncio.gather(
