@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from app.adapters.last_used import AdapterUses
 from app.audit.refusals import Refusals
 from app.clock import Clock, SystemClock
 from app.crypto import Passwords, Secrets
@@ -46,6 +47,7 @@ class Platform:
     passwords: Passwords
     keys: KeyCache
     last_used: LastUsed
+    adapter_uses: AdapterUses
     sign_in: SignIn
     refusals: Refusals
     drain: Drain
@@ -91,6 +93,7 @@ def open_platform(
         passwords=passwords,
         keys=KeyCache(settings.auth_cache_s),
         last_used=LastUsed(db, clock),
+        adapter_uses=AdapterUses(db, clock),
         sign_in=SignIn(db, secrets, passwords, clock, settings),
         refusals=Refusals(db, clock),
         drain=Drain(clock, settings.drain_notice_s, settings.drain_grace_s),

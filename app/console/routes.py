@@ -5,6 +5,7 @@ from fastapi import APIRouter
 from app.console import (
     access,
     adapters,
+    aliases,
     audit,
     keys,
     limits,
@@ -13,8 +14,24 @@ from app.console import (
     tenants,
     uploads,
     usage,
+    versions,
+    webhooks,
 )
 
 router = APIRouter()
-for pages in (access, overview, adapters, uploads, playground, keys, usage, limits, audit, tenants):
+for pages in (
+    access,
+    overview,
+    adapters,
+    aliases,
+    versions,
+    uploads,
+    playground,
+    keys,
+    webhooks,
+    usage,
+    limits,
+    audit,
+    tenants,
+):
     router.include_router(pages.router)
