@@ -1,5 +1,6 @@
 """A tenant's adapters as a table shows them: searched, sorted, in pages."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -42,3 +43,10 @@ async def matching_names(
 ) -> list[str]:
     """Names to choose from while somebody types."""
     return await listing_repository.names(session, caller.tenant_id, search, limit)
+
+
+async def adapter_names(
+    session: AsyncSession, caller: Caller, adapter_ids: Collection[str]
+) -> dict[str, str]:
+    """What the caller's adapters of these ids are or were called."""
+    return await listing_repository.names_of(session, caller.tenant_id, adapter_ids)

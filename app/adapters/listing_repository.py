@@ -1,6 +1,6 @@
 """SQL of the adapters as a table: each with its newest version."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 
 from sqlalchemy import and_, func, select, update
@@ -68,6 +68,18 @@ async def names(session: AsyncSession, tenant_id: str, search: str, limit: int) 
         .limit(limit)
     )
     return list(rows)
+
+
+async def names_of(
+    session: AsyncSession, tenant_id: str, adapter_ids: Collection[str]
+) -> dict[str, str]:
+    """id -> name, of erased ones too: the ledger still speaks of them."""
+    rows = await session.execute(
+        select(Adapter.id, Adapter.name).where(
+            Adapter.tenant_id == tenant_id, Adapter.id.in_(adapter_ids)
+        )
+    )
+    return {row[0]: row[1] for row in rows}
 
 
 async def write_last_used(session: AsyncSession, used: Mapping[str, datetime]) -> None:

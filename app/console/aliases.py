@@ -24,11 +24,12 @@ from app.preconditions import Precondition
 
 router = APIRouter(prefix="/console/adapters/{name}/aliases", include_in_schema=False)
 
-WINDOWS: dict[Window, str] = {
-    "change": "since its last change",
-    "1h": "in the last hour",
-    "24h": "in the last 24 hours",
+WINDOWS: dict[Window, tuple[str, str]] = {
+    "change": ("last change", "since its last change"),
+    "1h": ("1h", "in the last hour"),
+    "24h": ("24h", "in the last 24 hours"),
 }
+"""The link's text, and how a sentence says it."""
 SHOWN_CHANGES = 10
 WindowQuery = Annotated[Window, Query()]
 ACTIONS = {

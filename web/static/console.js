@@ -21,5 +21,9 @@ function dress(root) {
   });
 }
 
-document.addEventListener("DOMContentLoaded", () => dress(document));
+document.addEventListener("DOMContentLoaded", () => {
+  dress(document);
+  const here = document.querySelector(".side [aria-current]");
+  if (here) here.scrollIntoView({ block: "nearest", inline: "center" });
+});
 document.addEventListener("htmx:load", (event) => dress(event.detail.elt));

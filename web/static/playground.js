@@ -8,8 +8,8 @@ const SHOWN_ALTERNATIVES = 5;
 function playground(form) {
   const page = form.parentElement;
   const find = (name) => page.querySelector(`[data-${name}]`);
-  const [send, stop, again, status, error, answers] =
-    ["send", "stop", "again", "status", "error", "answers"].map(find);
+  const [send, stop, again, status, error, replies] =
+    ["send", "stop", "again", "status", "error", "replies"].map(find);
   if (!send) return; // a viewer's page
   find("scripted").hidden = false;
   let last = null;
@@ -28,12 +28,12 @@ function playground(form) {
   }
 
   function panel(model) {
-    const made = find("answer-template").content.cloneNode(true).firstElementChild;
+    const made = find("reply-template").content.cloneNode(true).firstElementChild;
     made.querySelector("h2").textContent = model;
     made.setAttribute("aria-label", `Answer of ${model}`);
     made.querySelector(".text").setAttribute("aria-label", `Answer of ${model}; the arrow keys walk through its tokens`);
     walkTokens(made);
-    answers.append(made);
+    replies.append(made);
     return made;
   }
 
@@ -42,7 +42,7 @@ function playground(form) {
     stop.onclick = () => cancel.abort();
     error.hidden = true;
     if (find("empty")) find("empty").remove();
-    answers.replaceChildren();
+    replies.replaceChildren();
     send.disabled = true;
     stop.hidden = false;
     again.hidden = true;

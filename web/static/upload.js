@@ -143,7 +143,8 @@ async function weightsProblem(file) {
 // Sends what the server does not have yet, and returns the address of the new version's page.
 async function send({ name, config, weights }, signal, show) {
   const total = config.size + weights.size;
-  const upload = (await begun(name, config, weights, signal)) || (await call("POST", "/console/uploads", signal, {
+  // Not cancelled half-way: what the server began must be known to be thrown away.
+  const upload = (await begun(name, config, weights)) || (await call("POST", "/console/uploads", undefined, {
     name, config_bytes: config.size, weights_bytes: weights.size,
   }));
   const piece = (number) => (number === 0 ? config
@@ -151,6 +152,7 @@ async function send({ name, config, weights }, signal, show) {
   try {
     const received = new Map(upload.received.map((one) => [one.number, one]));
     let sent = 0;
+    signal.throwIfAborted();
     for (let number = 0; number <= upload.parts; number += 1) {
       const data = piece(number);
       const there = received.get(number);
@@ -170,8 +172,8 @@ async function send({ name, config, weights }, signal, show) {
 }
 
 // An upload of the same name and sizes that waits for parts: its parts are compared by hash.
-async function begun(name, config, weights, signal) {
-  const open = (await call("GET", "/console/uploads", signal)).data;
+async function begun(name, config, weights) {
+  const open = (await call("GET", "/console/uploads")).data;
   return open.find((one) => one.name === name && one.config_bytes === config.size && one.weights_bytes === weights.size);
 }
 
@@ -190,6 +192,7 @@ async function sendPart(address, data, signal, progress, show) {
 }
 
 function put(address, data, signal, progress) {
+  signal.throwIfAborted();
   return new Promise((done, fail) => {
     const request = new XMLHttpRequest();
     request.open("PUT", address);
