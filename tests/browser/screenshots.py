@@ -59,6 +59,7 @@ class Photographer:
         path = self.folder / look / f"{name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         size = page.viewport_size or {"width": DESKTOP["width"], "height": DESKTOP["height"]}
+        page.evaluate("scrollTo(0, 0)")  # what is pinned to the window is pictured at the top
         height = int(page.evaluate("document.documentElement.scrollHeight"))
         clip = {"x": 0, "y": 0, "width": size["width"], "height": min(height, SCREENFUL)}
         page.screenshot(path=path, full_page=True, clip=clip)  # type: ignore[arg-type]
