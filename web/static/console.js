@@ -1,4 +1,4 @@
-// What every page does beyond plain forms: copy, local times. upload.js and playground.js add theirs.
+// What every page does beyond plain forms: copy, confirm, local times. upload.js and playground.js add theirs.
 // Every page works without this file.
 "use strict";
 
@@ -14,6 +14,9 @@ function dress(root) {
       await navigator.clipboard.writeText(button.dataset.copy);
       button.textContent = "Copied";
     };
+  });
+  each(root, "[data-confirm]", (form) => {
+    form.onsubmit = () => window.confirm(form.dataset.confirm);
   });
   each(root, "time[datetime]", (time) => {
     const moment = new Date(time.dateTime);

@@ -24,6 +24,11 @@ ROUTER = "FROM engines"
 
 
 @pytest.fixture
+def database_url(any_database_url: str) -> str:
+    return any_database_url
+
+
+@pytest.fixture
 def app(platform: Platform) -> FastAPI:
     install_engines(platform, {"ipc://fake": FakeEngine()})
     return create_app(platform=platform)
@@ -50,6 +55,10 @@ async def test_every_page_keeps_to_eight_statements_and_100_kb(
         statements = [one for one in asked if not one.startswith("BEGIN") and ROUTER not in one]
         assert len(statements) <= MOST_STATEMENTS, (address, statements)
         assert len(page.content) + assets(page.text) < MOST_BYTES, address
+    for column in ("name", "state", "rank", "size", "uploaded", "last_used"):
+        sorted_by = await client.get(f"/console/adapters?sort=-{column}&q=o&state=ready")
+        assert sorted_by.status_code == 200, column
+    assert "support-bot" in (await client.get("/console/playground/models?model=BOT")).text
     page = await client.get("/console/adapters?sort=-last_used&page=2")
     assert f"51–100 of {adapters:,} adapters" in page.text  # noqa: RUF001
 
