@@ -1,5 +1,7 @@
 """Pages about adapters: the list, one adapter with its versions and aliases, upload."""
 
+import re
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -27,6 +29,8 @@ router = APIRouter(prefix="/console/adapters", include_in_schema=False)
 State = Literal["", "uploaded", "validating", "ready", "rejected", "failed", "archived"]
 STATES: tuple[State, ...] = ("uploaded", "validating", "ready", "rejected", "failed", "archived")
 MOST_CHIPS = 3
+HEAD_BYTES = 1024
+TYPED_NAME = re.compile(rb'name="name"\r\n\r\n([^\r\n]{0,200})\r\n')
 Name = Annotated[str, Path(max_length=200)]
 Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
@@ -98,19 +102,26 @@ async def upload(
     tenant_only(caller)
     length = request.headers.get("content-length", "")
     by_script = "application/json" in request.headers.get("accept", "")
+    head = bytearray()
+
+    async def body() -> AsyncIterator[bytes]:
+        async for chunk in request.stream():
+            head.extend(chunk[: HEAD_BYTES - len(head)])
+            yield chunk
+
     try:
         received = await uploads.receive(
             resources,
             gate,
             caller,
-            request.stream(),
+            body(),
             content_type=request.headers.get("content-type", ""),
             content_length=int(length) if length.isdigit() else None,
         )
     except AppError as error:
         if by_script:
             return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
-        return _upload_form(request, platform, error=error)
+        return _upload_form(request, platform, name=_typed_name(bytes(head)), error=error)
     version = received.version
     location = f"/console/adapters/{version.adapter}/versions/{version.version}"
     if by_script:
@@ -203,6 +214,12 @@ async def _adapter_page(
         error_field="" if error is None else error.param,
         may_write=may_write(caller),
     )
+
+
+def _typed_name(head: bytes) -> str:
+    """The name as it was typed, from the beginning of the form's body; "" where it is not there."""
+    found = TYPED_NAME.search(head)
+    return "" if found is None else found[1].decode("utf-8", "replace")
 
 
 def _upload_form(

@@ -53,12 +53,12 @@ def too_wide(page: Page, address: str) -> list[str]:
 
 
 def test_no_page_has_a_serious_fault_and_all_fit_a_phone(visitor: Visitor, seeded: Seeded) -> None:
-    with visitor.page() as page:
-        page.goto("/console/sign-in")
-        assert serious(page) == []
-        visitor.sign_in(page, seeded.email)
+    with visitor.page(refusals=1) as page:
         found = []
-        for address in seeded.pages.values():
+        for address in ("/console/sign-in", "/console/invitation/x"):
+            found += faults(page, address)
+        visitor.sign_in(page, seeded.email)
+        for address in (*seeded.pages.values(), "/console/adapters/no-such-adapter"):
             found += faults(page, address)
             page.set_viewport_size(PHONE)  # type: ignore[arg-type]
             found += too_wide(page, address)

@@ -81,6 +81,21 @@ class TestAliases:
         assert "stable v1" in (await client.get("/console/adapters")).text
 
 
+class TestUpload:
+    async def test_a_refused_name_comes_back_as_it_was_typed(
+        self, client: httpx.AsyncClient, tenant: Tenant
+    ) -> None:
+        files = {
+            "adapter_config.json": b"{}",
+            "adapter_model.safetensors": b"\0" * 4096,
+        }
+        answer = await client.post(
+            "/console/adapters/upload", data={"name": "Not <allowed>"}, files=files
+        )
+        assert answer.status_code == 400
+        assert 'value="Not &lt;allowed&gt;"' in answer.text
+
+
 class TestVersions:
     async def test_the_report_is_sent_again_only_when_something_is_new(
         self, client: httpx.AsyncClient, version: AdapterVersion
