@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-wide test-old-triton check format bench lock clean
+.PHONY: help setup run test test-wide test-old-triton check format bench screenshots lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -61,6 +61,9 @@ format: setup  ## apply the formatter and the safe fixes
 
 bench: setup  ## the mixed-adapter burst beside transformers + PEFT, in one run
 	$(BIN)/python -m benchmarks.engine_burst
+
+screenshots: setup  ## a picture of every page of the console into build/screenshots (needs Chromium)
+	$(BIN)/python -m tests.browser.screenshots
 
 lock: setup  ## write requirements.lock from what .venv holds
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from fastapi import FastAPI
+from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 
@@ -31,7 +32,8 @@ _PAGE = """<!doctype html>
 
 
 def install(app: FastAPI) -> None:
-    app.mount("/static", StaticFiles(directory=WEB / "static"), name="static")
+    files = StaticFiles(directory=WEB / "static")
+    app.mount("/static", GZipMiddleware(files, minimum_size=1000), name="static")
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:

@@ -21,7 +21,7 @@ from app.crypto import SecretError
 from app.db import to_its_end
 from app.draining import DrainGate
 from app.idempotency import service as idempotency
-from app.keys.last_used import FLUSH_EVERY_S
+from app.last_used import FLUSH_EVERY_S
 from app.logging import configure_logging
 from app.middleware import BodyLimits, BodyRule, RequestContext, SameOrigin, SecurityHeaders
 from app.platform import Platform, open_platform
@@ -164,6 +164,7 @@ async def _write_last_used(platform: Platform) -> None:
         await asyncio.sleep(FLUSH_EVERY_S)
         try:
             await to_its_end(platform.last_used.flush())
+            await to_its_end(platform.adapter_uses.flush())
         except (SQLAlchemyError, OSError) as error:
             _log.warning("last_used_not_written", error=type(error).__name__)
 
@@ -171,6 +172,7 @@ async def _write_last_used(platform: Platform) -> None:
 async def _last_flush(platform: Platform) -> None:
     try:
         await platform.last_used.flush(everything=True)
+        await platform.adapter_uses.flush(everything=True)
     except (SQLAlchemyError, OSError) as error:
         _log.warning("last_used_not_written", error=type(error).__name__)
 

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from app.adapters.last_used import AdapterUses
 from app.adapters.resolution import Resolver
 from app.audit.refusals import Refusals
 from app.clock import Clock, SystemClock
@@ -54,6 +55,7 @@ class Platform:
     keys: KeyCache
     key_reads: Grouped[str, KeyEntry]
     last_used: LastUsed
+    adapter_uses: AdapterUses
     sign_in: SignIn
     refusals: Refusals
     drain: Drain
@@ -113,6 +115,7 @@ def open_platform(
         keys=KeyCache(settings.auth_cache_s),
         key_reads=entry_reads(db, settings),
         last_used=LastUsed(db, clock),
+        adapter_uses=AdapterUses(db, clock),
         sign_in=SignIn(db, secrets, passwords, clock, settings),
         refusals=Refusals(db, clock),
         drain=Drain(clock, settings.drain_notice_s, settings.drain_grace_s),

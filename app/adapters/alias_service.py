@@ -26,6 +26,8 @@ from app.errors import Conflict, NotFound
 from app.preconditions import Precondition
 
 ANYTHING = Precondition()
+ONLY_NEW = Precondition(exists=False)
+"""There must be no such alias yet."""
 
 
 @dataclass(frozen=True, slots=True)

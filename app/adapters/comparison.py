@@ -1,17 +1,20 @@
 """A canary's targets side by side, from the ledger: three statements however many targets."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters import alias_repository, repository
+from app.adapters.alias_schemas import AliasChangeObject, AliasObject
 from app.adapters.alias_service import find_alias
 from app.adapters.aliases import MAX_TARGETS
 from app.adapters.comparison_schemas import Comparison, Window
-from app.adapters.models import Alias
+from app.adapters.models import Adapter, AdapterVersion, Alias, AliasChange
 from app.adapters.resolution import targets_of
 from app.adapters.target_figures import target_figures
-from app.adapters.views import unix
+from app.adapters.views import alias_object, change_object, unix
 from app.caller import Caller
 from app.usage import target_repository as ledger
 
@@ -32,16 +35,63 @@ async def compare(
 ) -> Comparison:
     """Requests that came by this alias; versions that it left in the window are shown too."""
     adapter, row = await find_alias(session, caller, name, alias)
+    versions = await repository.versions_of(session, [adapter.id])
+    changes = await alias_repository.changes_since(
+        session, row.adapter_id, row.name, _since(row, window, now), MOST_CHANGES
+    )
+    return await _compare(session, _Held(adapter, row, versions, changes), window, now)
+
+
+@dataclass(frozen=True, slots=True)
+class AliasOverview:
+    """All that is known of an alias; `history` is its newest MOST_CHANGES changes."""
+
+    alias: AliasObject
+    versions: Sequence[AdapterVersion]
+    history: list[AliasChangeObject]
+    comparison: Comparison
+
+
+async def alias_overview(
+    session: AsyncSession, caller: Caller, name: str, alias: str, window: Window, now: datetime
+) -> AliasOverview:
+    """Seven statements. Raises NotFound as `find_alias` does."""
+    adapter, row = await find_alias(session, caller, name, alias)
+    versions = await repository.versions_of(session, [adapter.id])
+    changes = await alias_repository.page_changes(
+        session, adapter.id, row.name, before=None, limit=MOST_CHANGES
+    )
+    return AliasOverview(
+        alias=alias_object(adapter, row, {version.id: version.number for version in versions}),
+        versions=versions,
+        history=[change_object(change) for change in changes],
+        comparison=await _compare(session, _Held(adapter, row, versions, changes), window, now),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """An alias, the adapter's versions, and changes of it, the newest first."""
+
+    adapter: Adapter
+    alias: Alias
+    versions: Sequence[AdapterVersion]
+    changes: Sequence[AliasChange]
+
+
+def _since(row: Alias, window: Window, now: datetime) -> datetime:
     since = now - SPANS[window]
-    if window == "change":
-        since = max(since, row.updated_at)
+    return max(since, row.updated_at) if window == "change" else since
+
+
+async def _compare(session: AsyncSession, held: _Held, window: Window, now: datetime) -> Comparison:
+    """Three statements of the ledger's."""
+    row, since = held.alias, _since(held.alias, window, now)
     weights = {target.version_id: target.weight for target in targets_of(row)}
-    versions = {
-        version.id: version for version in await repository.versions_of(session, [adapter.id])
-    }
+    versions = {version.id: version for version in held.versions}
     compared = [
         version_id
-        for version_id in [*weights, *await _left(session, row, since)]
+        for version_id in [*weights, *_left(held.changes, since)]
         if version_id in versions
     ]
     compared = list(dict.fromkeys(compared))[:MAX_TARGETS]
@@ -60,7 +110,7 @@ async def compare(
         for version_id in compared
     ]
     return Comparison(
-        adapter=adapter.name,
+        adapter=held.adapter.name,
         alias=row.name,
         revision=row.revision,
         window=window,
@@ -70,9 +120,11 @@ async def compare(
     )
 
 
-async def _left(session: AsyncSession, row: Alias, since: datetime) -> list[str]:
+def _left(changes: Sequence[AliasChange], since: datetime) -> list[str]:
     """Versions that were targets in the window before its last change; the latest first."""
-    changes = await alias_repository.changes_since(
-        session, row.adapter_id, row.name, since, MOST_CHANGES
-    )
-    return [str(target["version_id"]) for change in changes for target in change.before or []]
+    return [
+        str(target["version_id"])
+        for change in changes
+        if change.at > since
+        for target in change.before or []
+    ]

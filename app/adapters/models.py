@@ -58,6 +58,7 @@ class Adapter(Base):
     created_by: Mapped[str] = mapped_column(String(80))
     created_at: Mapped[datetime]
     erased_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]  # by a call; at most a minute behind
 
 
 class AdapterVersion(Base):

@@ -1,42 +1,36 @@
-"""Pages about adapters: list, upload, versions with their validation report."""
+"""Pages about adapters: the list, one adapter with its versions and aliases, upload."""
 
-from typing import Annotated, Any
+import re
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
 from app.adapters import alias_service, erasure, service, uploads
+from app.adapters.alias_schemas import AliasObject
 from app.adapters.deps import GateDep, ResourcesDep
+from app.adapters.listing import AdapterRow, adapter_table
 from app.adapters.names import LIVE
-from app.adapters.schemas import AdapterObject, CheckObject, VersionObject
 from app.auth import SessionUser, TenantAdmin
 from app.caller import Caller
-from app.console.examples import curl_call, python_call
-from app.console.figures import figure, moment, size
-from app.console.forms import read_form
+from app.console.figures import size
+from app.console.forms import Form, read_form
 from app.console.render import render
+from app.console.tables import PageNumber, Search, Sort, TableView
+from app.console.version_views import shown_version
 from app.deps import PlatformDep
-from app.errors import AppError, Forbidden, InvalidRequest
+from app.errors import AppError, Conflict, Forbidden, InvalidRequest
 from app.platform import Platform
+from app.preconditions import PreconditionFailed
 
 router = APIRouter(prefix="/console/adapters", include_in_schema=False)
 
-PAGE = 50
-SETTLED = frozenset({"ready", "rejected", "failed", "archived", "erased"})
-GROUPS = {
-    "container": "Files",
-    "config": "Configuration",
-    "coverage": "Coverage",
-    "numbers": "Numbers",
-    "behaviour": "Behaviour",
-}
-PASSED = {
-    "container": "Both files are whole and hold what their headers say.",
-    "config": "The configuration asks for nothing that cannot be served.",
-    "coverage": "Every tensor has its place on the base model.",
-    "numbers": "All weights are finite and of ordinary size.",
-    "behaviour": "The engine ran it on probe prompts without a fault.",
-}
+State = Literal["", "uploaded", "validating", "ready", "rejected", "failed", "archived"]
+STATES: tuple[State, ...] = ("uploaded", "validating", "ready", "rejected", "failed", "archived")
+MOST_CHIPS = 3
+HEAD_BYTES = 1024
+TYPED_NAME = re.compile(rb'name="name"\r\n\r\n([^\r\n]{0,200})\r\n')
 Name = Annotated[str, Path(max_length=200)]
 Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
@@ -55,18 +49,23 @@ def may_write(caller: Caller) -> bool:
 async def adapters_page(
     request: Request,
     caller: SessionUser,
-    resources: ResourcesDep,
     platform: PlatformDep,
-    after: Annotated[str | None, Query(max_length=40)] = None,
+    q: Search = "",
+    sort: Sort = "",
+    page: PageNumber = 1,
+    state: Annotated[State, Query()] = "",
 ) -> Response:
     tenant_only(caller)
+    view = TableView("/console/adapters", q, sort, page, {"state": state})
     async with platform.db.reading() as session:
-        listed = await service.list_adapters(session, caller, after=after, limit=PAGE)
+        found = await adapter_table(session, caller, view.wanted, state=state or None)
     return render(
         request,
         "adapters.html",
-        adapters=[_row(adapter) for adapter in listed.data],
-        next_page=f"/console/adapters?after={listed.last_id}" if listed.has_more else None,
+        adapters=[_row(row) for row in found.rows],
+        view=TableView(view.path, q, sort, page, view.kept, found.total),
+        state=state,
+        states=STATES,
         may_write=may_write(caller),
         base_model=base_model_name(platform),
     )
@@ -99,22 +98,30 @@ async def upload(
     resources: ResourcesDep,
     gate: GateDep,
 ) -> Response:
+    """The plain form, in one go; a page's script uploads in parts, by /console/uploads."""
     tenant_only(caller)
     length = request.headers.get("content-length", "")
     by_script = "application/json" in request.headers.get("accept", "")
+    head = bytearray()
+
+    async def body() -> AsyncIterator[bytes]:
+        async for chunk in request.stream():
+            head.extend(chunk[: HEAD_BYTES - len(head)])
+            yield chunk
+
     try:
         received = await uploads.receive(
             resources,
             gate,
             caller,
-            request.stream(),
+            body(),
             content_type=request.headers.get("content-type", ""),
             content_length=int(length) if length.isdigit() else None,
         )
     except AppError as error:
         if by_script:
             return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
-        return _upload_form(request, platform, error=error)
+        return _upload_form(request, platform, name=_typed_name(bytes(head)), error=error)
     version = received.version
     location = f"/console/adapters/{version.adapter}/versions/{version.version}"
     if by_script:
@@ -127,21 +134,39 @@ async def adapter_page(
     name: Name, request: Request, caller: SessionUser, platform: PlatformDep
 ) -> Response:
     tenant_only(caller)
+    return await _adapter_page(request, platform, caller, name)
+
+
+@router.post("/{name}/aliases")
+async def create_alias(
+    name: Name, request: Request, caller: TenantAdmin, platform: PlatformDep
+) -> Response:
+    """Points a new alias at one version; its own page shares out weights."""
+    tenant_only(caller)
+    form = await read_form(request)
     async with platform.db.reading() as session:
-        adapter = await service.get_adapter(session, caller, name)
-    pointing: dict[int, list[str]] = {}
-    for alias in adapter.aliases:
-        for target in alias.targets:
-            label = alias.alias if target.weight == 100 else f"{alias.alias} {target.weight} %"
-            pointing.setdefault(target.version, []).append(label)
-    versions = sorted(adapter.versions, key=lambda version: -version.version)
-    return render(
-        request,
-        "adapter.html",
-        adapter={"name": adapter.name, "id": adapter.id, "live": _live(adapter)},
-        versions=[_version(version, pointing.get(version.version, [])) for version in versions],
-        may_write=may_write(caller),
-    )
+        await service.find_adapter(session, caller, name)
+    try:
+        alias, number = form.text("alias"), form.integer("version", 0)
+        async with platform.db.transaction() as session:
+            await alias_service.set_alias(
+                session,
+                caller,
+                name,
+                alias,
+                [(number, 100)],
+                now=platform.clock.now(),
+                expected=alias_service.ONLY_NEW,
+            )
+    except PreconditionFailed:
+        taken = Conflict(
+            f"There is an alias {alias[:64]!r} already; open it to change what it points at.",
+            param="alias",
+        )
+        return await _adapter_page(request, platform, caller, name, form=form, error=taken)
+    except AppError as error:
+        return await _adapter_page(request, platform, caller, name, form=form, error=error)
+    return RedirectResponse(f"/console/adapters/{name}/aliases/{alias}", status_code=303)
 
 
 @router.post("/{name}/delete")
@@ -159,57 +184,42 @@ async def delete_adapter(
     return RedirectResponse("/console/adapters", status_code=303)
 
 
-@router.post("/{name}/versions/{number}/promote")
-async def promote(
-    name: Name, number: Number, caller: TenantAdmin, resources: ResourcesDep
-) -> Response:
-    tenant_only(caller)
-    async with resources.db.transaction() as session:
-        await alias_service.set_alias(
-            session, caller, name, LIVE, [(number, 100)], now=resources.clock.now()
-        )
-    return RedirectResponse(f"/console/adapters/{name}", status_code=303)
-
-
-@router.get("/{name}/versions/{number}")
-async def version_page(
-    name: Name, number: Number, request: Request, caller: SessionUser, platform: PlatformDep
-) -> Response:
-    return await _version_page(request, platform, caller, name, number, "version.html")
-
-
-@router.get("/{name}/versions/{number}/report")
-async def report_fragment(
-    name: Name, number: Number, request: Request, caller: SessionUser, platform: PlatformDep
-) -> Response:
-    """The report alone, which the page asks for each second until there is a verdict."""
-    return await _version_page(request, platform, caller, name, number, "_report.html")
-
-
-async def _version_page(
+async def _adapter_page(
     request: Request,
     platform: Platform,
     caller: Caller,
     name: str,
-    number: int,
-    template: str,
+    *,
+    form: Form | None = None,
+    error: AppError | None = None,
 ) -> Response:
-    tenant_only(caller)
     async with platform.db.reading() as session:
-        version = await service.get_version(session, caller, name, number)
-    checks = version.report.checks if version.report is not None else []
-    model = f"{version.adapter}@v{version.version}"
+        adapter = await service.get_adapter(session, caller, name)
+    pointing: dict[int, list[str]] = {}
+    for alias in adapter.aliases:
+        for target in alias.targets:
+            label = alias.alias if target.weight == 100 else f"{alias.alias} {target.weight} %"
+            pointing.setdefault(target.version, []).append(label)
+    versions = sorted(adapter.versions, key=lambda version: -version.version)
     return render(
         request,
-        template,
-        adapter={"name": version.adapter},
-        version=_version(version, []),
-        checks=[_check(check) for check in checks],
-        group_count=len(GROUPS),
-        progress_text=_progress(version),
-        curl=curl_call(platform.settings.public_url, model),
-        python=python_call(platform.settings.public_url, model),
+        "adapter.html",
+        status=200 if error is None else error.status,
+        adapter={"name": adapter.name, "id": adapter.id, "live": bool(_live(adapter.aliases))},
+        aliases=[_alias(alias) for alias in adapter.aliases],
+        versions=[shown_version(v, pointing.get(v.version, [])) for v in versions],
+        ready=[version.version for version in versions if version.state == "ready"],
+        typed={} if form is None else form.fields,
+        error="" if error is None else error.message,
+        error_field="" if error is None else error.param,
+        may_write=may_write(caller),
     )
+
+
+def _typed_name(head: bytes) -> str:
+    """The name as it was typed, from the beginning of the form's body; "" where it is not there."""
+    found = TYPED_NAME.search(head)
+    return "" if found is None else found[1].decode("utf-8", "replace")
 
 
 def _upload_form(
@@ -228,52 +238,32 @@ def _upload_form(
     )
 
 
-def _row(adapter: AdapterObject) -> dict[str, Any]:
-    newest = max(adapter.versions, key=lambda version: version.version)
-    shown = _version(newest, [])
-    return shown | {"name": adapter.name, "newest": newest.version, "live": _live(adapter)}
-
-
-def _live(adapter: AdapterObject) -> str:
-    """`3`, or `3 and 4` while a canary runs; empty before anything is ready."""
-    targets = [alias.targets for alias in adapter.aliases if alias.alias == LIVE]
-    return " and ".join(str(target.version) for target in targets[0]) if targets else ""
-
-
-def _version(version: VersionObject, aliases: list[str]) -> dict[str, Any]:
+def _row(row: AdapterRow) -> dict[str, Any]:
+    """`chips`: (alias, what it points at) of a few aliases; `more`: how many others there are."""
+    newest = row.newest
+    shown = [_alias(alias) for alias in row.aliases]
     return {
-        "number": version.version,
-        "state": version.state,
-        "settled": version.state in SETTLED,
-        "reason": version.reason,
-        "rank": version.rank,
-        "targets": version.targets or [],
-        "size": size(version.config_bytes + version.weights_bytes),
-        "digest": version.digest,
-        "created_at": moment(version.created_at),
-        "aliases": aliases,
+        "name": row.adapter.name,
+        "last_used_at": row.adapter.last_used_at,
+        "newest": None if newest is None else newest.number,
+        "state": None if newest is None else newest.state,
+        "rank": None if newest is None else newest.rank,
+        "size": None if newest is None else size(newest.config_bytes + newest.weights_bytes),
+        "uploaded_at": None if newest is None else newest.created_at,
+        "chips": [(alias["name"], alias["targets"]) for alias in shown[:MOST_CHIPS]],
+        "more": len(shown) - MOST_CHIPS,
     }
 
 
-def _check(check: CheckObject) -> dict[str, Any]:
-    summary = PASSED.get(check.group, "") if check.status == "pass" else ""
-    if check.status == "skipped":
-        summary = "Not run, because an earlier check failed."
-    return {
-        "title": GROUPS.get(check.group, check.group),
-        "outcome": check.status,
-        "summary": summary,
-        "findings": check.findings,
-        "figures": [
-            (name.replace("_", " "), figure(value)) for name, value in check.figures.items()
-        ],
-    }
+def _alias(alias: AliasObject) -> dict[str, Any]:
+    """`targets`: `v3`, or `v3 90 %, v4 10 %` while a canary runs."""
+    whole = len(alias.targets) == 1
+    shares = [
+        f"v{target.version}" if whole else f"v{target.version} {target.weight} %"
+        for target in alias.targets
+    ]
+    return {"name": alias.alias, "targets": ", ".join(shares), "follows": not alias.by_hand}
 
 
-def _progress(version: VersionObject) -> str:
-    if version.report is not None and version.report.message:
-        return version.report.message
-    if version.state == "uploaded":
-        return "Waiting for a worker."
-    done = len(version.report.checks) if version.report is not None else 0
-    return f"{done} of {len(GROUPS)} checks are done."
+def _live(aliases: list[AliasObject]) -> list[AliasObject]:
+    return [alias for alias in aliases if alias.alias == LIVE]

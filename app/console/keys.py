@@ -1,7 +1,7 @@
-"""The page of a tenant's API keys."""
+"""The pages of a tenant's API keys: the list, and one key's restrictions."""
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
@@ -13,17 +13,25 @@ from app.caller import Caller
 from app.console.adapters import may_write, tenant_only
 from app.console.forms import Form, read_form
 from app.console.render import render
+from app.console.tables import PageNumber, Search, Sort, TableView
 from app.deps import PlatformDep
 from app.errors import AppError, InvalidRequest
-from app.keys import service
+from app.keys import changes, service
 from app.keys.models import ApiKey
+from app.keys.restrictions import access_of
 from app.platform import Platform
 from app.tenants import service as tenants
 
 router = APIRouter(prefix="/console/keys", include_in_schema=False)
 
 LIFETIMES = ((0, "never"), (7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "a year"))
-MOST_SHOWN = 200
+OVERLAPS = ((0, "at once"), (3600, "in an hour"), (86_400, "in a day"), (604_800, "in a week"))
+ACCESS = (
+    ("full", "everything"),
+    ("inference", "calling models only"),
+    ("read", "looking only, no calls"),
+)
+MOST_NETWORK_CHARACTERS = 2000
 KeyId = Annotated[str, Path(max_length=40)]
 
 
@@ -36,9 +44,17 @@ class CreatedKey:
 
 
 @router.get("")
-async def keys_page(request: Request, caller: SessionUser, platform: PlatformDep) -> Response:
+async def keys_page(
+    request: Request,
+    caller: SessionUser,
+    platform: PlatformDep,
+    q: Search = "",
+    sort: Sort = "",
+    page: PageNumber = 1,
+) -> Response:
     tenant_only(caller)
-    return await _page(request, platform, caller)
+    view = TableView("/console/keys", q, sort, page)
+    return await _list(request, platform, caller, view=view)
 
 
 @router.post("")
@@ -48,9 +64,6 @@ async def create_key(request: Request, caller: TenantAdmin, platform: PlatformDe
     form = await read_form(request)
     now = platform.clock.now()
     try:
-        days = form.integer("days", 0)
-        if days not in dict(LIFETIMES):
-            raise InvalidRequest("Choose one of the lifetimes in the list.", param="days")
         async with platform.db.transaction() as session:
             made = await service.create_key(
                 session,
@@ -60,11 +73,57 @@ async def create_key(request: Request, caller: TenantAdmin, platform: PlatformDe
                 tenant=await tenants.find_tenant(session, caller.tenant_id),
                 name=form.text("name", most=80),
                 adapters=_scope(form),
-                expires_at=now + timedelta(days=days) if days else None,
+                access=form.text("access") or "full",
+                networks=_networks(form),
+                expires_at=_expiry(form, now),
+                settings=platform.settings,
             )
     except AppError as error:
-        return await _page(request, platform, caller, form=form, error=error)
-    return await _page(request, platform, caller, created=_shown(made))
+        return await _list(request, platform, caller, form=form, error=error)
+    return await _list(request, platform, caller, created=_shown(made))
+
+
+@router.get("/{key_id}")
+async def key_page(
+    key_id: KeyId, request: Request, caller: SessionUser, platform: PlatformDep
+) -> Response:
+    tenant_only(caller)
+    return await _key_page(request, platform, caller, key_id)
+
+
+@router.post("/{key_id}")
+async def change_key(
+    key_id: KeyId, request: Request, caller: TenantAdmin, platform: PlatformDep
+) -> Response:
+    """What the form shows; an expiry changes only where one is chosen."""
+    tenant_only(caller)
+    form = await read_form(request)
+    now = platform.clock.now()
+    async with platform.db.reading() as session:
+        await service.find_key(session, key_id, tenant_id=caller.tenant_id)
+    try:
+        wanted: dict[str, Any] = {
+            "name": form.text("name", most=80),
+            "adapters": _scope(form),
+            "access": form.text("access") or "full",
+            "networks": _networks(form),
+        }
+        if form.text("days"):
+            wanted["expires_at"] = _expiry(form, now)
+        async with platform.db.transaction() as session:
+            await changes.update_key(
+                session,
+                key_id,
+                changes=wanted,
+                now=now,
+                actor=caller,
+                tenant_id=caller.tenant_id,
+                settings=platform.settings,
+            )
+    except AppError as error:
+        return await _key_page(request, platform, caller, key_id, form=form, error=error)
+    platform.forget_keys()
+    return RedirectResponse(f"/console/keys/{key_id}", status_code=303)
 
 
 @router.post("/{key_id}/rotate")
@@ -72,7 +131,13 @@ async def rotate_key(
     key_id: KeyId, request: Request, caller: TenantAdmin, platform: PlatformDep
 ) -> Response:
     tenant_only(caller)
+    form = await read_form(request)
+    async with platform.db.reading() as session:
+        await service.find_key(session, key_id, tenant_id=caller.tenant_id)
     try:
+        overlap_s = form.integer("overlap_s", platform.settings.key_rotation_overlap_s)
+        if overlap_s not in (*dict(OVERLAPS), platform.settings.key_rotation_overlap_s):
+            raise InvalidRequest("Choose one of the times in the list.", param="overlap_s")
         async with platform.db.transaction() as session:
             made = await service.rotate_key(
                 session,
@@ -81,12 +146,12 @@ async def rotate_key(
                 now=platform.clock.now(),
                 actor=caller,
                 tenant_id=caller.tenant_id,
-                overlap=timedelta(seconds=platform.settings.key_rotation_overlap_s),
+                overlap=timedelta(seconds=overlap_s),
             )
     except AppError as error:
-        return await _page(request, platform, caller, error=error)
+        return await _list(request, platform, caller, error=error)
     platform.forget_keys()
-    return await _page(request, platform, caller, created=_shown(made))
+    return await _list(request, platform, caller, created=_shown(made))
 
 
 @router.post("/{key_id}/revoke")
@@ -104,38 +169,79 @@ async def revoke_key(key_id: KeyId, caller: TenantAdmin, platform: PlatformDep) 
     return RedirectResponse("/console/keys", status_code=303)
 
 
-async def _page(
+async def _list(
     request: Request,
     platform: Platform,
     caller: Caller,
     *,
+    view: TableView | None = None,
     created: CreatedKey | None = None,
     form: Form | None = None,
     error: AppError | None = None,
 ) -> Response:
+    view = view or TableView("/console/keys")
     async with platform.db.reading() as session:
-        rows = await service.list_keys(session, tenant_id=caller.tenant_id, limit=MOST_SHOWN)
+        found = await service.key_table(session, view.wanted, tenant_id=caller.tenant_id)
     now = platform.clock.now()
-    typed = form.fields if form is not None else {}
     page = render(
         request,
         "keys.html",
         status=200 if error is None else error.status,
-        keys=[_row(row, service.state(row, now)) for row in rows],
+        keys=[_row(row, now) for row, _ in found.rows],
+        view=TableView(view.path, view.q, view.sort, view.page, total=found.total),
         created=created,
         error="" if error is None else error.message,
+        error_field="" if error is None else error.param,
         may_write=may_write(caller),
         expiries=LIFETIMES,
-        form_name=typed.get("name", ""),
-        form_adapters=typed.get("adapters", ""),
-        form_days=typed.get("days", "0"),
+        access=ACCESS,
+        typed={} if form is None else form.fields,
     )
     page.headers["Cache-Control"] = "no-store"
     return page
 
 
+async def _key_page(
+    request: Request,
+    platform: Platform,
+    caller: Caller,
+    key_id: str,
+    *,
+    form: Form | None = None,
+    error: AppError | None = None,
+) -> Response:
+    async with platform.db.reading() as session:
+        key = await service.find_key(session, key_id, tenant_id=caller.tenant_id)
+    kept = {
+        "name": key.name,
+        "adapters": ", ".join(key.scopes.get("adapters") or []),
+        "access": access_of(key.scopes),
+        "networks": ", ".join(key.scopes.get("networks") or []),
+    }
+    return render(
+        request,
+        "key.html",
+        status=200 if error is None else error.status,
+        key=_row(key, platform.clock.now()),
+        error="" if error is None else error.message,
+        error_field="" if error is None else error.param,
+        may_write=may_write(caller),
+        expiries=LIFETIMES,
+        overlaps=OVERLAPS,
+        access=ACCESS,
+        typed=kept if form is None else form.fields,
+    )
+
+
+def _expiry(form: Form, now: datetime) -> datetime | None:
+    days = form.integer("days", 0)
+    if days not in dict(LIFETIMES):
+        raise InvalidRequest("Choose one of the lifetimes in the list.", param="days")
+    return now + timedelta(days=days) if days else None
+
+
 def _scope(form: Form) -> list[str] | None:
-    names = [name.strip() for name in form.text("adapters", most=5000).split(",") if name.strip()]
+    names = _listed(form.text("adapters", most=7000))
     for name in names:
         if NAME.fullmatch(name) is None:
             raise InvalidRequest(
@@ -145,19 +251,31 @@ def _scope(form: Form) -> list[str] | None:
     return names or None
 
 
+def _networks(form: Form) -> list[str] | None:
+    return _listed(form.text("networks", most=MOST_NETWORK_CHARACTERS)) or None
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def _shown(made: service.NewKey) -> CreatedKey:
     return CreatedKey(made.row.name, made.secret.text)
 
 
-def _row(key: ApiKey, state: str) -> dict[str, Any]:
+def _row(key: ApiKey, now: datetime) -> dict[str, Any]:
+    state = service.state(key, now)
     return {
         "id": key.id,
-        "name": key.name,
+        "name": key.name or "(no name)",
         "public_id": key.public_id,
         "last4": key.last4,
-        "scope": key.scopes.get("adapters"),
+        "adapters": key.scopes.get("adapters"),
+        "access": dict(ACCESS)[access_of(key.scopes)],
+        "networks": key.scopes.get("networks"),
         "created_at": key.created_at,
         "last_used_at": key.last_used_at,
         "state": state,
+        "rotated": key.revoke_at is not None,
         "until": (key.revoke_at or key.expires_at) if state == "active" else None,
     }

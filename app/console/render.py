@@ -16,6 +16,7 @@ TENANT_PAGES = (
     ("Adapters", "/console/adapters"),
     ("Playground", "/console/playground"),
     ("Keys", "/console/keys"),
+    ("Webhooks", "/console/webhooks"),
     ("Usage", "/console/usage"),
     ("Limits", "/console/limits"),
     ("Audit", "/console/audit"),

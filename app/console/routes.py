@@ -5,6 +5,7 @@ from fastapi import APIRouter
 from app.console import (
     access,
     adapters,
+    aliases,
     audit,
     engines,
     jobs,
@@ -16,6 +17,8 @@ from app.console import (
     tenants,
     uploads,
     usage,
+    versions,
+    webhooks,
 )
 
 router = APIRouter()
@@ -23,9 +26,12 @@ for pages in (
     access,
     overview,
     adapters,
+    aliases,
+    versions,
     uploads,
     playground,
     keys,
+    webhooks,
     usage,
     limits,
     audit,

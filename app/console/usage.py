@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters import service as adapters
+from app.adapters.listing import adapter_names
 from app.auth import SessionUser
 from app.caller import Caller
 from app.console.adapters import tenant_only
@@ -76,7 +76,7 @@ async def usage_page(
         by_group = await report(
             session, caller.tenant_id, now=now, start=start, bucket="all", group_by=by
         )
-        names = await _names(session, caller, by)
+        names = await _names(session, caller, by, by_group.data)
     return render(
         request,
         "usage.html",
@@ -109,14 +109,15 @@ async def export(
     )
 
 
-async def _names(session: AsyncSession, caller: Caller, by: By) -> dict[str, str]:
+async def _names(
+    session: AsyncSession, caller: Caller, by: By, rows: list[UsageBucket]
+) -> dict[str, str]:
     """What people call the ids that the ledger keeps."""
     if by == "key":
-        rows = await keys.list_keys(session, tenant_id=caller.tenant_id, limit=MAX_LINES)
-        return {row.id: row.name or f"lmx_{row.public_id}" for row in rows}
+        known = await keys.list_keys(session, tenant_id=caller.tenant_id, limit=MAX_LINES)
+        return {key.id: key.name or f"lmx_{key.public_id}" for key in known}
     if by == "adapter":
-        listed = await adapters.list_adapters(session, caller, after=None, limit=MAX_LINES)
-        return {adapter.id: adapter.name for adapter in listed.data}
+        return await adapter_names(session, caller, [row.group for row in rows if row.group])
     return {}
 
 

@@ -105,6 +105,8 @@ async def admit(
             )
         )
         opened = True
+        if model.adapter_id is not None:
+            platform.adapter_uses.mark(model.adapter_id)
     except AppError as error:
         error.limit_headers = limit_headers(decision)
         raise

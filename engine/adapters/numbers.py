@@ -30,6 +30,7 @@ class ModuleFigures:
     """One pair's figures; norms are Frobenius norms, `update_norm` that of scale * B A."""
 
     module: str
+    layer: int  # -1 outside the blocks
     rank: int
     scale: float
     a_norm: float
@@ -65,6 +66,19 @@ class NumbersReport:
             "update_ratio_max_module": largest.module,
             "update_ratio_mean": round(sum(ratios) / len(ratios), 6),
             "update_norm": round(math.sqrt(sum(m.update_norm**2 for m in self.modules)), 6),
+            "update_ratio_by_layer": self._by_layer(),
+        }
+
+    def _by_layer(self) -> dict[str, float]:
+        """Layer -> norm of its updates against the norm of the weights that they change."""
+        squares: dict[int, tuple[float, float]] = {}
+        for m in self.modules:
+            if m.layer >= 0:
+                update, base = squares.get(m.layer, (0.0, 0.0))
+                squares[m.layer] = (update + m.update_norm**2, base + m.base_norm**2)
+        return {
+            str(layer): round(math.sqrt(update / base), 6) if base > 0 else 0.0
+            for layer, (update, base) in sorted(squares.items())
         }
 
 
@@ -94,6 +108,7 @@ def _measure_pair(
     square = float(np.vdot(gram_a, gram_b))
     return ModuleFigures(
         module.name,
+        module.layer,
         pair.rank,
         pair.scale,
         a_norm=math.sqrt(float(np.trace(gram_a))),

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.browser.seeded import PASSWORD, Seeded, seed_live
 from tests.live import LivePlatform
 
 CHROMIUM = "/usr/bin/chromium"
@@ -17,7 +18,6 @@ FLAGS = [
     "--disable-component-update",
     "--no-first-run",
 ]
-PASSWORD = "a long enough password"
 PHONE = {"width": 360, "height": 740}
 DESKTOP = {"width": 1200, "height": 800}
 
@@ -39,9 +39,16 @@ class Visitor:
 
     @contextmanager
     def page(
-        self, *, phone: bool = False, dark: bool = False, scripts: bool = True, refusals: int = 0
+        self,
+        *,
+        phone: bool = False,
+        dark: bool = False,
+        scripts: bool = True,
+        refusals: int = 0,
+        complain: bool = True,
     ) -> Iterator[Page]:
-        """`refusals`: how many answers of 4xx the journey is meant to see."""
+        """`refusals`: how many answers of 4xx the journey is meant to see. `complain=False`: it
+        breaks connections, which the browser reports as errors."""
         context = self._browser.new_context(
             base_url=self.live.url,
             viewport=PHONE if phone else DESKTOP,
@@ -68,7 +75,7 @@ class Visitor:
         )
         yield page
         context.close()
-        assert complaints == []
+        assert complaints == [] or not complain
         assert len(refused) == refusals, refused
 
     def invite(self, email: str, tenant: str, role: str = "admin") -> str:
@@ -87,3 +94,28 @@ class Visitor:
 @pytest.fixture(scope="session")
 def visitor(live: LivePlatform, chromium: Browser) -> Visitor:
     return Visitor(live, chromium)
+
+
+@pytest.fixture(scope="session")
+def seeded(live: LivePlatform) -> Seeded:
+    """A tenant with two thousand adapters and something on every page."""
+    return seed_live(live, "seeded")
+
+
+@pytest.fixture(scope="session")
+def newcomer(live: LivePlatform) -> Seeded:
+    """A tenant with nothing."""
+    return seed_live(live, "newcomer", adapters=0)
+
+
+@pytest.fixture(scope="session")
+def operator(visitor: Visitor) -> str:
+    """The operator's name; the one-time password is used up and PASSWORD chosen."""
+    once = visitor.live.one_time_password()
+    with visitor.page() as page:
+        visitor.sign_in(page, "operator", once)
+        page.get_by_label("Current password").fill(once)
+        page.get_by_label("New password").fill(PASSWORD)
+        page.get_by_role("button", name="Save").click()
+        page.wait_for_url(lambda url: "password" not in url)
+    return "operator"

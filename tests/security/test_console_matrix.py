@@ -10,6 +10,7 @@ from app.main import create_app
 from app.platform import Platform
 from app.tenants.models import Tenant
 from app.users.service import UserRole
+from tests.console_seed import add_webhook
 from tests.factories import bearer, make_key, make_tenant, make_user, sign_in
 from tests.fake_engine import FakeEngine
 from tests.security.test_every_route import OPEN_CONSOLE, routes_below
@@ -42,8 +43,12 @@ async def owned_values(
     key = await make_key(platform, owner)
     body = {"name": "support", "config_bytes": 10, "weights_bytes": 10}
     upload = await client.post("/v1/uploads", json=body, headers=bearer(key))
+    webhook_id, delivery_id = await add_webhook(platform, owner)
     return {
         "{name}": "support",
+        "{alias}": "live",
+        "{webhook_id}": webhook_id,
+        "{delivery_id}": delivery_id,
         "{number}": "1",
         "{key_id}": key.row.id,
         "{upload_id}": upload.json()["id"],

@@ -11,10 +11,10 @@ import pytest
 from app.audit import service
 from app.platform import Platform
 from app.tenants.models import Tenant
-from app.usage import sums_repository
+from app.usage import ledger_repository
 from app.usage.entries import FinalEntry, hour_of
+from app.usage.ledger_repository import Closed
 from app.usage.report import MAX_LINES
-from app.usage.repository import Closed
 from tests.factories import make_tenant, make_user, sign_in
 
 
@@ -105,8 +105,9 @@ async def test_the_usage_page_counts_every_day_of_every_adapter(
         entry = FinalEntry("req", "ipc://a", "completed", 5, 0, 2, 0, ["stop"], at)
         closed.append((row, entry))
     assert len(closed) > MAX_LINES
-    async with platform.db.transaction() as session:
-        await sums_repository.add_closed(session, closed)
+    await platform.db.write_in_thread(
+        lambda connection: ledger_repository.add_closed(connection, closed)
+    )
     await enter(platform, client, tenant, role="tenant_viewer")
     page = (await client.get("/console/usage?span=30d&by=adapter")).text
     assert page.count(f">{29 * 5}<") == 40  # prompt tokens of each adapter

@@ -60,6 +60,11 @@ class TestNorms:
         assert figures.a_norm == pytest.approx(np.linalg.norm(a), rel=1e-9)
         assert figures.b_norm == pytest.approx(np.linalg.norm(b), rel=1e-9)
         assert figures.ratio == pytest.approx(figures.update_norm / 10.0)
+        layer = [m for m in report.modules if m.layer == 0]
+        together = sum(m.update_norm**2 for m in layer) / sum(m.base_norm**2 for m in layer)
+        by_layer = report.figures["update_ratio_by_layer"]
+        assert by_layer["0"] == pytest.approx(together**0.5, abs=1e-6)
+        assert list(by_layer) == sorted(by_layer)
         assert report.findings == ()
 
     @pytest.mark.parametrize("dtype", ["F16", "BF16"])

@@ -1,0 +1,229 @@
+"""Forms of a tenant's pages as they work without JavaScript: kept input, refusals, effects."""
+
+import json
+import shlex
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from app.adapters.models import AdapterVersion
+from app.audit import service as audit
+from app.clock import FrozenClock
+from app.console.examples import examples
+from app.console.limits import MOST_REQUESTS_A_DAY, REQUESTED
+from app.console.version_views import norms_chart
+from app.main import create_app
+from app.platform import Platform
+from app.tenants.models import Tenant
+from app.webhooks.sender import Sender
+from tests.factories import make_key, make_tenant, make_user, sign_in
+from tests.fake_engine import FakeEngine
+from tests.serving import add_version, install_engines, make_ready_adapter
+
+ALIAS = "/console/adapters/support/aliases"
+
+
+@pytest.fixture
+def app(platform: Platform) -> FastAPI:
+    install_engines(platform, {"ipc://fake": FakeEngine(text="Ahoy!")})
+    return create_app(platform=platform)
+
+
+@pytest.fixture
+async def tenant(platform: Platform, client: httpx.AsyncClient) -> Tenant:
+    """With an admin who is signed in."""
+    await platform.engines.refresh()
+    made = await make_tenant(platform)
+    client.cookies.update(await sign_in(platform, await make_user(platform, made)))
+    return made
+
+
+@pytest.fixture
+async def version(platform: Platform, tenant: Tenant) -> AdapterVersion:
+    first = await make_ready_adapter(platform, tenant)
+    await add_version(platform, first, 2)
+    return first
+
+
+class TestAliases:
+    async def test_a_stale_page_overwrites_nothing(
+        self, client: httpx.AsyncClient, version: AdapterVersion
+    ) -> None:
+        shares = {"version_1": "1", "weight_1": "90", "version_2": "2", "weight_2": "10"}
+        first = await client.post(f"{ALIAS}/live", data=shares | {"revision": "1"})
+        assert first.status_code == 303
+        second = await client.post(f"{ALIAS}/live/promote", data={"version": "1", "revision": "1"})
+        assert second.status_code == 412
+        assert "Somebody changed it" in second.text
+        assert "v2" in second.text  # the page shows what it is now
+
+    async def test_wrong_shares_come_back_as_they_were_typed(
+        self, client: httpx.AsyncClient, version: AdapterVersion
+    ) -> None:
+        typed = {"version_1": "1", "weight_1": "61", "version_2": "2", "weight_2": "ten"}
+        answer = await client.post(f"{ALIAS}/live", data=typed)
+        assert answer.status_code == 400
+        assert 'value="61"' in answer.text
+        assert 'value="ten"' in answer.text
+        assert "weight_2 must be a number" in answer.text
+        loose = await client.post(f"{ALIAS}/live", data={"weight_1": "100"})
+        assert "Row 1 has a weight and no version" in loose.text
+
+    async def test_a_new_alias_never_moves_one_that_is_there(
+        self, client: httpx.AsyncClient, version: AdapterVersion
+    ) -> None:
+        wanted = {"alias": "stable", "version": "1"}
+        assert (await client.post(ALIAS, data=wanted)).status_code == 303
+        again = await client.post(ALIAS, data={"alias": "stable", "version": "2"})
+        assert again.status_code == 409
+        assert "stable v1" in (await client.get("/console/adapters")).text
+
+
+class TestUpload:
+    async def test_a_refused_name_comes_back_as_it_was_typed(
+        self, client: httpx.AsyncClient, tenant: Tenant
+    ) -> None:
+        files = {
+            "adapter_config.json": b"{}",
+            "adapter_model.safetensors": b"\0" * 4096,
+        }
+        answer = await client.post(
+            "/console/adapters/upload", data={"name": "Not <allowed>"}, files=files
+        )
+        assert answer.status_code == 400
+        assert 'value="Not &lt;allowed&gt;"' in answer.text
+
+
+class TestVersions:
+    async def test_the_report_is_sent_again_only_when_something_is_new(
+        self, client: httpx.AsyncClient, version: AdapterVersion
+    ) -> None:
+        address = "/console/adapters/support/versions/1/report"
+        assert (await client.get(f"{address}?seen=ready-0")).status_code == 204
+        assert (await client.get(f"{address}?seen=validating-0")).status_code == 200
+
+    def test_norms_are_charted_in_the_order_of_layers(self) -> None:
+        chart = norms_chart({"update_ratio_by_layer": {"10": 0.5, "2": 0.25}})
+        assert chart is not None
+        assert [bar.label for bar in chart.bars] == ["layer 2", "layer 10"]
+        assert chart.bars[0].title == "layer 2: 25 % of the weights' norm"
+        assert norms_chart({"modules": 3}) is None
+
+
+class TestPlayground:
+    async def test_one_refused_model_leaves_the_other_ones_answer(
+        self, client: httpx.AsyncClient, version: AdapterVersion
+    ) -> None:
+        form = {"model": "support", "model_b": "no-such", "prompt": "Hi", "max_tokens": "50"}
+        page = await client.post("/console/playground", data=form)
+        assert page.status_code == 200
+        assert "Ahoy!" in page.text
+        assert "The model &#39;no-such&#39; does not exist" in page.text
+
+    async def test_suggestions_hold_what_is_typed_and_nobody_elses(
+        self, client: httpx.AsyncClient, platform: Platform, version: AdapterVersion
+    ) -> None:
+        await make_ready_adapter(platform, await make_tenant(platform), "foreign-support")
+        found = (await client.get("/console/playground/models?model=SUPP")).text
+        assert found.count("<option") == 1
+        assert "support" in found
+        assert "<option" not in (await client.get("/console/playground/models?model=%25")).text
+
+    def test_code_quotes_whatever_was_typed(self) -> None:
+        prompt = 'it\'s "so" $HOME \\n\n</script>'
+        messages = [{"role": "user", "content": prompt}]
+        curl, python, typescript = examples("http://x", "m@v1", messages=messages, stop=["\n"])
+        sent = json.loads(shlex.split(curl.code)[-1])
+        assert sent == {"model": "m@v1", "messages": messages, "stop": ["\n"]}
+        compile(python.code, "example", "exec")
+        written = next(line for line in python.code.splitlines() if "messages=" in line)
+        assert eval(written.strip().removeprefix("messages=").rstrip(",")) == messages
+        assert json.dumps(messages, ensure_ascii=False) in typescript.code
+
+    async def test_a_call_marks_its_adapter_as_used(
+        self,
+        client: httpx.AsyncClient,
+        platform: Platform,
+        clock: FrozenClock,
+        version: AdapterVersion,
+    ) -> None:
+        await client.post("/console/playground", data={"model": "support", "prompt": "Hi"})
+        assert await platform.adapter_uses.flush() == 1
+        page = await client.get("/console/adapters?sort=-last_used")
+        assert page.text.count(clock.now().isoformat()) == 2  # uploaded and used
+        clock.advance(seconds=5)
+        await client.post("/console/playground", data={"model": "support", "prompt": "Hi"})
+        assert await platform.adapter_uses.flush() == 0  # at most once a minute
+
+
+class TestKeys:
+    async def test_a_key_is_tightened_and_its_expiry_stays(
+        self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant
+    ) -> None:
+        key = await make_key(platform, tenant, name="old")
+        address = f"/console/keys/{key.row.id}"
+        form = {"name": "new", "access": "read", "networks": "10.0.0.0/8", "adapters": ""}
+        assert (await client.post(address, data=form)).status_code == 303
+        page = (await client.get(address)).text
+        assert "looking only, no calls" in page
+        assert "10.0.0.0/8" in page
+        wrong = await client.post(address, data=form | {"networks": "10.0.0.1/8", "name": "kept"})
+        assert wrong.status_code == 400
+        assert 'value="kept"' in wrong.text
+
+    async def test_the_overlap_of_a_rotation_is_one_of_the_list(
+        self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant
+    ) -> None:
+        key = await make_key(platform, tenant)
+        address = f"/console/keys/{key.row.id}/rotate"
+        assert (await client.post(address, data={"overlap_s": "1"})).status_code == 400
+        made = await client.post(address, data={"overlap_s": "0"})
+        assert "cannot be shown again" in made.text
+        assert key.secret.text not in made.text
+
+
+class TestLimits:
+    async def test_a_request_reaches_the_operators_audit_log_and_not_too_often(
+        self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant
+    ) -> None:
+        form = {"limit": "Adapters", "wanted": "3,000", "reason": "a new product"}
+        answers = [
+            (await client.post("/console/limits/request", data=form)).status_code
+            for _ in range(MOST_REQUESTS_A_DAY + 1)
+        ]
+        assert answers == [303] * MOST_REQUESTS_A_DAY + [429]
+        async with platform.db.reading() as session:
+            events = await audit.list_events(session, tenant_id=None, action=REQUESTED)
+        assert events[0].detail == form
+        assert "a new product" in (await client.get("/console/limits")).text
+
+    @pytest.mark.parametrize("changed", [{"limit": "Everything"}, {"wanted": " "}])
+    async def test_a_request_that_asks_for_nothing_is_refused(
+        self, client: httpx.AsyncClient, tenant: Tenant, changed: dict[str, str]
+    ) -> None:
+        form = {"limit": "Adapters", "wanted": "9", "reason": "typed"} | changed
+        answer = await client.post("/console/limits/request", data=form)
+        assert answer.status_code == 400
+        assert "typed" in answer.text
+
+
+class TestWebhooks:
+    async def test_a_secret_is_shown_once_and_a_wrong_form_is_kept(
+        self, client: httpx.AsyncClient, app: FastAPI, platform: Platform, tenant: Tenant
+    ) -> None:
+        async def public(_host: str, _port: int) -> list[str]:
+            return ["93.184.215.14"]
+
+        resolver: Any = public
+        app.state.webhook_sender = Sender(platform.settings, platform.clock, resolver=resolver)
+        form = {"url": "https://example.com/hook", "description": "kept"}
+        wrong = await client.post("/console/webhooks", data=form)
+        assert wrong.status_code == 400
+        assert "at least one event" in wrong.text
+        assert 'value="kept"' in wrong.text
+        made = await client.post("/console/webhooks", data=form | {"version.ready": "on"})
+        assert made.status_code == 200
+        assert "whsec_" in made.text
+        assert "whsec_" not in (await client.get("/console/webhooks")).text
