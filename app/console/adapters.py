@@ -29,6 +29,8 @@ router = APIRouter(prefix="/console/adapters", include_in_schema=False)
 State = Literal["", "uploaded", "validating", "ready", "rejected", "failed", "archived"]
 STATES: tuple[State, ...] = ("uploaded", "validating", "ready", "rejected", "failed", "archived")
 MOST_CHIPS = 3
+MOST_OFFERED = 100
+"""Ready versions that a list to choose from holds, the newest of them."""
 HEAD_BYTES = 1024
 TYPED_NAME = re.compile(rb'name="name"\r\n\r\n([^\r\n]{0,200})\r\n')
 Name = Annotated[str, Path(max_length=200)]
@@ -131,10 +133,14 @@ async def upload(
 
 @router.get("/{name}")
 async def adapter_page(
-    name: Name, request: Request, caller: SessionUser, platform: PlatformDep
+    name: Name,
+    request: Request,
+    caller: SessionUser,
+    platform: PlatformDep,
+    page: PageNumber = 1,
 ) -> Response:
     tenant_only(caller)
-    return await _adapter_page(request, platform, caller, name)
+    return await _adapter_page(request, platform, caller, name, page=page)
 
 
 @router.post("/{name}/aliases")
@@ -190,6 +196,7 @@ async def _adapter_page(
     caller: Caller,
     name: str,
     *,
+    page: int = 1,
     form: Form | None = None,
     error: AppError | None = None,
 ) -> Response:
@@ -201,14 +208,17 @@ async def _adapter_page(
             label = alias.alias if target.weight == 100 else f"{alias.alias} {target.weight} %"
             pointing.setdefault(target.version, []).append(label)
     versions = sorted(adapter.versions, key=lambda version: -version.version)
+    view = TableView(f"/console/adapters/{adapter.name}", page=page, total=len(versions))
+    shown = versions[view.first - 1 : view.last]
     return render(
         request,
         "adapter.html",
         status=200 if error is None else error.status,
         adapter={"name": adapter.name, "id": adapter.id, "live": bool(_live(adapter.aliases))},
         aliases=[_alias(alias) for alias in adapter.aliases],
-        versions=[shown_version(v, pointing.get(v.version, [])) for v in versions],
-        ready=[version.version for version in versions if version.state == "ready"],
+        versions=[shown_version(v, pointing.get(v.version, [])) for v in shown],
+        view=view,
+        ready=[version.version for version in versions if version.state == "ready"][:MOST_OFFERED],
         typed={} if form is None else form.fields,
         error="" if error is None else error.message,
         error_field="" if error is None else error.param,

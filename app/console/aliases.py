@@ -13,7 +13,7 @@ from app.adapters.comparison_schemas import Window
 from app.adapters.names import LIVE
 from app.auth import SessionUser, TenantAdmin
 from app.caller import Caller
-from app.console.adapters import Name, may_write, tenant_only
+from app.console.adapters import MOST_OFFERED, Name, may_write, tenant_only
 from app.console.figures import moment
 from app.console.forms import Form, read_form
 from app.console.render import render
@@ -211,7 +211,7 @@ async def _page(
         window=window,
         windows=WINDOWS,
         rows=_rows(found, form),
-        ready=[v.number for v in reversed(found.versions) if v.state == "ready"],
+        ready=_offered(found),
         earlier=_earlier(found.history),
         history=[_change(change) for change in found.history[:SHOWN_CHANGES]],
         is_live=found.alias.alias == LIVE,
@@ -231,6 +231,13 @@ def _rows(found: AliasOverview, form: Form | None) -> list[tuple[str, str]]:
     else:
         filled = [(str(target.version), str(target.weight)) for target in found.alias.targets]
     return [*filled, ("", "")][:MAX_TARGETS]
+
+
+def _offered(found: AliasOverview) -> list[int]:
+    """Ready versions to choose from: the newest, and those that the alias points at."""
+    ready = [v.number for v in reversed(found.versions) if v.state == "ready"]
+    targets = {target.version for target in found.alias.targets}
+    return [number for n, number in enumerate(ready) if n < MOST_OFFERED or number in targets]
 
 
 def _earlier(history: list[AliasChangeObject]) -> str:

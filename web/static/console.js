@@ -30,3 +30,9 @@ document.addEventListener("DOMContentLoaded", () => {
   if (here) here.scrollIntoView({ block: "nearest", inline: "center" });
 });
 document.addEventListener("htmx:load", (event) => dress(event.detail.elt));
+// A part of a page that is asked for after the session has ended is the sign-in page: go there.
+document.addEventListener("htmx:beforeSwap", (event) => {
+  if (new URL(event.detail.xhr.responseURL).pathname !== "/console/sign-in") return;
+  event.detail.shouldSwap = false;
+  window.location.reload();
+});

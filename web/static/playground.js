@@ -78,6 +78,7 @@ async function answerInto(panel, body, signal, begun) {
       body: JSON.stringify(body),
       signal,
     });
+    if (response.redirected) throw new Error("Your session has ended. Sign in again in another tab, then send it again.");
     if (!response.ok) throw new Error((await response.json()).error.message);
     for await (const chunk of events(response.body)) {
       if (chunk.error) throw new Error(chunk.error.message);

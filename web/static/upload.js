@@ -198,7 +198,7 @@ function put(address, data, signal, progress) {
     request.open("PUT", address);
     request.upload.onprogress = (event) => progress(event.loaded);
     request.onload = () => {
-      if (request.status < 300) done();
+      if (request.status < 300 && request.responseURL.endsWith(address)) done();
       else fail(refusal(request.status, request.responseText));
     };
     request.onerror = () => fail(Object.assign(new Error("The connection broke off."), { again: true }));
@@ -221,6 +221,7 @@ async function call(method, address, signal, body) {
     if (problem.name === "AbortError") throw problem;
     throw Object.assign(new Error("The server cannot be reached."), { again: true });
   }
+  if (response.redirected) throw new Error("Your session has ended. Sign in again in another tab, then send the same files again.");
   const text = await response.text();
   if (!response.ok) throw refusal(response.status, text);
   return JSON.parse(text);
