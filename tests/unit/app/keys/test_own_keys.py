@@ -64,6 +64,19 @@ async def test_creating_twice_with_one_idempotency_key_makes_one(
     assert answers[0].json() == answers[1].json()
 
 
+@pytest.mark.parametrize("at", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"])
+async def test_an_expiry_that_utc_cannot_tell_is_refused_by_its_name(
+    client: httpx.AsyncClient, platform: Platform, at: str
+) -> None:
+    own = await managing(platform)
+    calls = (("POST", "/v1/keys"), ("PATCH", f"/v1/keys/{own.row.id}"))
+    for method, path in calls:
+        answer = await client.request(method, path, json={"expires_at": at}, headers=bearer(own))
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "expires_at"
+        assert "1 to 9999" in answer.json()["error"]["message"]
+
+
 async def test_working_keys_are_bounded_and_a_revoked_one_makes_room(
     client: httpx.AsyncClient, platform: Platform
 ) -> None:
