@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from redis import Redis
 
 MEMBERS = "loramux:engines"
+KEY_PREFIX = "loramux:engine:"
 RENEWALS = 4
 """How often a lease is renewed within its time."""
 REDIS_S = 2.0
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 def key_of(engine_id: str) -> str:
-    return f"loramux:engine:{engine_id}"
+    return f"{KEY_PREFIX}{engine_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,9 @@ def encode(registration: Registration) -> bytes:
     return msgspec.json.encode(registration)
 
 
-def decode(text: str) -> Registration:
-    """Raises msgspec.DecodeError (its subclass ValidationError where a field is wrong)."""
+def decode(text: bytes) -> Registration:
+    """Raises msgspec.DecodeError (its subclass ValidationError where a field is wrong), and
+    RecursionError for what is nested too deeply."""
     return msgspec.json.decode(text, type=Registration)
 
 

@@ -7,22 +7,25 @@ the secret half), one on ipc only in a folder in which the settings have engines
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import msgspec
 import structlog
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from app.settings import Settings
-from engine.registration import MEMBERS, Registration, decode, key_of
+from engine.registration import KEY_PREFIX, MEMBERS, Registration, decode
 
 CONNECT_S = 1.0
 COMMAND_S = 2.0
 ADDRESS_CHARACTERS = 255
 MOST = 1000
 """Engines that are looked at; the rest is refused."""
+LINE_BYTES = 65_536
+"""A longer line is cut off there, and is then no JSON."""
 
 log = structlog.get_logger(__name__)
 
@@ -58,7 +61,6 @@ class EngineRegistry:
             socket_connect_timeout=CONNECT_S,
             socket_timeout=COMMAND_S,
             retry=Retry(NoBackoff(), 0),
-            decode_responses=True,
         )
         self.roll = Roll()
         self.problem: str | None = "the engine registry has not been read yet"
@@ -88,25 +90,40 @@ class EngineRegistry:
     async def close(self) -> None:
         await self._redis.aclose()
 
-    async def _lines(self) -> list[tuple[str, int]]:
-        """(text, lease) of those whose lease runs; the expired are taken off the list."""
-        members = sorted(await self._redis.smembers(MEMBERS))[:MOST]
+    async def _lines(self) -> list[tuple[bytes, int]]:
+        """(line, lease) of those whose lease runs; the expired are taken off the list.
+
+        Others may write what they like there: no more than LINE_BYTES of a line is fetched, and
+        what is no line at all is passed over.
+        """
+        members = sorted(cast(set[bytes], await self._redis.smembers(MEMBERS)))[:MOST]
         if not members:
             return []
-        keys = [key_of(str(member)) for member in members]
+        keys = [KEY_PREFIX.encode() + member for member in members]
         async with self._redis.pipeline(transaction=False) as commands:
-            commands.mget(keys)
+            for key in keys:
+                commands.getrange(key, 0, LINE_BYTES)
             for key in keys:
                 commands.pttl(key)
-            texts, *leases = await commands.execute()
-        gone = [member for member, text in zip(members, texts, strict=True) if text is None]
+            answers = await commands.execute(raise_on_error=False)
+        for answer in answers:
+            if isinstance(answer, RedisError) and not isinstance(answer, ResponseError):
+                raise answer
+        found = zip(members, answers[: len(keys)], answers[len(keys) :], strict=True)
+        lines: list[tuple[bytes, int]] = []
+        gone: list[bytes] = []
+        for member, line, lease_ms in found:
+            if line == b"":
+                gone.append(member)
+            else:  # one that is no string answers with a ResponseError
+                is_line = isinstance(line, bytes) and isinstance(lease_ms, int)
+                lines.append((line, lease_ms) if is_line else (b"", 0))
         if gone:
             await self._redis.srem(MEMBERS, *gone)
-        found = zip(texts, leases, strict=True)
-        return [(text, lease_ms) for text, lease_ms in found if text is not None]
+        return lines
 
 
-def screen(settings: Settings, lines: Sequence[tuple[str, int]]) -> Roll:
+def screen(settings: Settings, lines: Sequence[tuple[bytes, int]]) -> Roll:
     """Which of these lines (JSON, what is left of the lease in ms) may be used, and why not.
 
     Where two engines name one address, the one whose lease is the longest is there now.
@@ -149,12 +166,12 @@ def engine_folders(settings: Settings) -> set[str]:
     return {address.rpartition("/")[0] for address in (settings.own_engine, *named)}
 
 
-def _readable(lines: Sequence[tuple[str, int]]) -> Iterator[Registered]:
+def _readable(lines: Sequence[tuple[bytes, int]]) -> Iterator[Registered]:
     for text, lease_ms in lines:
         try:
             line = decode(text)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             log.warning("engine_registration_malformed")
             continue
-        if len(line.address) <= ADDRESS_CHARACTERS:
+        if len(line.address) <= ADDRESS_CHARACTERS and line.address.isprintable():
             yield Registered(line, max(0, lease_ms))

@@ -433,6 +433,9 @@ class EngineRouter:
             await self._obey(engine)
         except (EngineError, TimeoutError) as error:
             engine.problem = getattr(error, "message", "it does not answer")
+        except (SQLAlchemyError, OSError) as error:  # asked again at the next poll
+            engine.problem = f"its base model could not be noted ({type(error).__name__})"
+            log.warning("base_model_not_noted", engine=engine.address, error=type(error).__name__)
 
     async def _accept(self, engine: Engine, description: ModelDescription) -> None:
         if description.tokenizer_digest in self._codecs:

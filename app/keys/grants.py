@@ -1,8 +1,9 @@
 """What a managing key may hand on: never more than it has itself.
 
-A key that ends, that is bound to networks, or that has limits makes only keys that are bound at
-least as tightly, and no people at all: a user of the console is bound by none of these. An admin's
-session is bound by its tenant alone.
+A key that ends or is bound to networks makes only keys that are bound at least as tightly. One that
+has limits makes none, for each key's calls are counted by themselves: many such keys, or a
+successor, would have them many times over. A bound key makes no people at all: a user of the
+console is bound by none of these. An admin's session is bound by its tenant alone.
 """
 
 from collections.abc import Mapping
@@ -27,6 +28,17 @@ async def own_key(session: AsyncSession, caller: Caller) -> ApiKey | None:
     if caller.key_id is None:
         return None
     return await service.find_key(session, caller.key_id, tenant_id=caller.tenant_id)
+
+
+def require_no_limits(own: ApiKey | None) -> None:
+    """Raises Forbidden for a key with limits that would make a key, or rotate one."""
+    limited = [name for name in LIMITS if current(own, name) is not None]
+    if limited:
+        raise Forbidden(
+            f"This key is limited by {', '.join(limited)}, and a new key is counted anew; use "
+            "a key with manage access and no limits, or an admin's session.",
+            code="limited_key",
+        )
 
 
 def inherited(own: ApiKey | None, wanted: Mapping[str, Any]) -> dict[str, Any]:

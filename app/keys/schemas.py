@@ -1,9 +1,9 @@
 """What the tenant API and the operator API take and answer for keys."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from app.caller import KeyAccess, KeyLimits
 from app.keys import service
@@ -14,6 +14,18 @@ from app.keys.service import KeyState
 from app.keys.token import PREFIX
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
+
+
+def _in_utc(at: datetime) -> datetime:
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(
+            "it lies outside the years 1 to 9999 in UTC; send null for a key that never expires"
+        ) from None
+
+
+Expiry = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 AdapterName = Annotated[str, Field(min_length=1, max_length=63)]
 
 
@@ -29,7 +41,7 @@ class KeyChange(BaseModel):
     the tenant's keys and users."""
     networks: list[Annotated[str, Field(max_length=64)]] | None = None
     """CIDRs that the key may be used from; without it, everywhere."""
-    expires_at: AwareDatetime | None = None
+    expires_at: Expiry | None = None
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
     max_concurrent: Count | None = None

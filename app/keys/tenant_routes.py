@@ -45,6 +45,7 @@ async def create_own_key(
 
     async def create() -> NewKeyOut:
         own = await grants.own_key(session, caller)
+        grants.require_no_limits(own)
         bounds = grants.inherited(own, body.model_dump())
         now = platform.clock.now()
         tenant = await tenants.find_tenant(session, caller.tenant_id, lock=True)
@@ -130,7 +131,9 @@ async def rotate_own_key(
 
     async def rotate() -> NewKeyOut:
         old = await service.find_key(session, key_id, tenant_id=caller.tenant_id, lock=True)
-        grants.require_within(await grants.own_key(session, caller), grants.left(old, {}))
+        own = await grants.own_key(session, caller)
+        grants.require_no_limits(own)
+        grants.require_within(own, grants.left(old, {}))
         made = await service.rotate_key(
             session,
             key_id,

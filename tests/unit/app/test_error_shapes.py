@@ -376,3 +376,43 @@ class TestNul:
             page = await client.get(f"/console/audit?{name}=%00")
             assert page.status_code in (200, 400)
             assert page.status_code == 200 or f"`{name}` has a NUL" in page.text
+
+
+async def test_a_client_that_leaves_in_the_middle_of_a_body_is_no_failure_of_ours(
+    app: FastAPI, client: httpx.AsyncClient, platform: Platform
+) -> None:
+    key = await make_key(platform, await make_tenant(platform))
+    arriving = iter(
+        [
+            {"type": "http.request", "body": b'{"model":', "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+    )
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(arriving, {"type": "http.disconnect"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = {"host": "127.0.0.1:8000", "content-type": "application/json", **bearer(key)}
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/v1/chat/completions",
+        "raw_path": b"/v1/chat/completions",
+        "query_string": b"",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        "client": ("127.0.0.1", 5),
+        "server": ("127.0.0.1", 8000),
+    }
+    with capture_logs() as logs:
+        await app(scope, receive, send)
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == []
+    assert {message["status"] for message in sent if "status" in message} <= {400}
+    finished = [entry["status"] for entry in logs if entry["event"] == "request"]
+    assert finished == [400]

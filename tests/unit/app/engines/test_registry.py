@@ -3,13 +3,15 @@
 from dataclasses import dataclass, field
 
 import pytest
+from redis.asyncio import Redis
+from sqlalchemy.exc import OperationalError
 
 from app.engines import service
-from app.engines.registry import Registered, Roll, screen
+from app.engines.registry import LINE_BYTES, EngineRegistry, Registered, Roll, screen
 from app.inference.engines import Engine, EngineRouter
 from app.settings import Settings
 from engine.errors import EngineUnavailable
-from engine.registration import Registration, encode
+from engine.registration import MEMBERS, Registration, encode, key_of
 from engine.types import AdapterRef
 from tests.fake_engine import ByteCodec, FakeEngine
 
@@ -31,7 +33,7 @@ class TestTrust:
 
     @staticmethod
     def screened(settings, *lines):
-        texts = [(encode(item).decode(), 1000 + number) for number, item in enumerate(lines)]
+        texts = [(encode(item), 1000 + number) for number, item in enumerate(lines)]
         return screen(settings, texts)
 
     def test_an_engine_on_tcp_needs_a_key_that_the_settings_have(self, settings):
@@ -56,9 +58,21 @@ class TestTrust:
         roll = self.screened(settings, *lines)
         assert roll.engines[settings.own_engine].line.engine_id == "new"
 
-    @pytest.mark.parametrize("text", ["", "[]", '{"engine_id": 3}', "null"])
+    @pytest.mark.parametrize(
+        "text",
+        [
+            b"",
+            b"[]",
+            b'{"engine_id": 3}',
+            b"null",
+            b"\xff\xfe",
+            b'{"engine_id": "\xff"}',
+            b'{"unknown": ' + b"[" * 50_000,
+            encode(line("tcp://gpu-1:5555\0x")),
+        ],
+    )
     def test_a_malformed_line_is_passed_over(self, settings, text):
-        good = encode(line(settings.own_engine)).decode()
+        good = encode(line(settings.own_engine))
         assert set(screen(settings, [(text, 1), (good, 1)]).engines) == {settings.own_engine}
 
 
@@ -89,6 +103,29 @@ class TestSettings:
     def test_another_kind_of_url_is_refused(self, tmp_path):
         with pytest.raises(ValueError, match="redis://"):
             Settings(data_dir=tmp_path, engine_registry_url="http://127.0.0.1")
+
+
+@pytest.mark.redis
+async def test_whatever_others_write_there_the_good_line_is_read(tmp_path):
+    url = "redis://127.0.0.1:6379/13"
+    settings = Settings(data_dir=tmp_path, engine_registry_url=url)
+    store = Redis.from_url(url)
+    registry = EngineRegistry(settings)
+    try:
+        await store.delete(MEMBERS)
+        await store.sadd(MEMBERS, "good", "binary", "huge", "list", "gone", b"\xff\xfe")
+        await store.set(key_of("good"), encode(line(settings.own_engine)), px=60_000)
+        await store.set(key_of("binary"), b"\xff\xfe", px=60_000)
+        await store.set(key_of("huge"), b" " * (LINE_BYTES + 1), px=60_000)
+        await store.delete(key_of("list"))
+        await store.rpush(key_of("list"), "a")
+        assert await registry.read()
+        assert set(registry.roll.engines) == {settings.own_engine}
+        assert await store.smembers(MEMBERS) == {b"good", b"binary", b"huge", b"list"}
+    finally:
+        await store.delete(MEMBERS, *map(key_of, ("good", "binary", "huge", "list")))
+        await registry.close()
+        await store.aclose()
 
 
 @dataclass
@@ -142,6 +179,20 @@ class TestFollowing:
         registry.write(line("ipc://two"))
         engines["ipc://one"].alive = engines["ipc://named"].alive = False
         assert await self.addresses(router) == {"named", "two"}
+
+    async def test_a_database_that_is_away_ends_no_watch(self, engines):
+        away = True
+
+        async def remember(_):
+            if away:
+                raise OperationalError("insert", {}, Exception("database is locked"))
+
+        router = EngineRouter(["ipc://named"], [ByteCodec], lambda a: engines[a], remember)
+        await router.refresh()
+        assert "could not be noted" in router.problem()
+        away = False
+        await router.refresh()
+        assert router.problem() is None
 
     async def test_one_that_answers_is_kept_whatever_the_registry_says(
         self, router, registry, engines

@@ -64,6 +64,19 @@ async def test_creating_twice_with_one_idempotency_key_makes_one(
     assert answers[0].json() == answers[1].json()
 
 
+@pytest.mark.parametrize("at", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"])
+async def test_an_expiry_that_utc_cannot_tell_is_refused_by_its_name(
+    client: httpx.AsyncClient, platform: Platform, at: str
+) -> None:
+    own = await managing(platform)
+    calls = (("POST", "/v1/keys"), ("PATCH", f"/v1/keys/{own.row.id}"))
+    for method, path in calls:
+        answer = await client.request(method, path, json={"expires_at": at}, headers=bearer(own))
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "expires_at"
+        assert "1 to 9999" in answer.json()["error"]["message"]
+
+
 async def test_working_keys_are_bounded_and_a_revoked_one_makes_room(
     client: httpx.AsyncClient, platform: Platform
 ) -> None:
@@ -85,12 +98,10 @@ class TestAKeyHandsOutNoMoreThanItHas:
             platform,
             networks=["127.0.0.0/8"],
             expires_at=end,
-            limits=KeyLimits(requests_per_minute=10),
         )
         made = await client.post("/v1/keys", json={"access": "manage"}, headers=bearer(own))
         shown = made.json()["api_key"]
         assert shown["networks"] == ["127.0.0.0/8"]
-        assert shown["requests_per_minute"] == 10
         assert shown["expires_at"].startswith(end.date().isoformat())
 
     @pytest.mark.parametrize(
@@ -99,7 +110,6 @@ class TestAKeyHandsOutNoMoreThanItHas:
             ("networks", ["10.0.0.0/8"], ["127.0.0.1/32"]),
             ("networks", ["::1/128"], ["127.0.0.1/32"]),
             ("expires_at", "2027-01-01T00:00:00Z", "2026-03-15T00:00:00Z"),
-            ("requests_per_minute", 11, 10),
         ],
     )
     async def test_looser_is_refused_by_the_fields_name(
@@ -109,7 +119,6 @@ class TestAKeyHandsOutNoMoreThanItHas:
             platform,
             networks=["127.0.0.0/8"],
             expires_at=platform.clock.now() + timedelta(days=7),
-            limits=KeyLimits(requests_per_minute=10),
         )
         headers = bearer(own)
         refused = (403, "beyond_own_key", field)
@@ -121,6 +130,18 @@ class TestAKeyHandsOutNoMoreThanItHas:
                 change = {field: value}
                 answer = await client.patch(f"/v1/keys/{target}", json=change, headers=headers)
                 assert code(answer) == refused
+
+    async def test_limits_are_not_multiplied_by_more_keys_nor_lifted(
+        self, client: httpx.AsyncClient, platform: Platform
+    ) -> None:
+        own = await managing(platform, limits=KeyLimits(monthly_tokens=1000))
+        headers, path = bearer(own), f"/v1/keys/{own.row.id}"
+        for route in ("/v1/keys", f"{path}/rotate"):
+            answer = await client.post(route, json={}, headers=headers)
+            assert code(answer) == (403, "limited_key", None)
+        for value in (1001, None):
+            answer = await client.patch(path, json={"monthly_tokens": value}, headers=headers)
+            assert code(answer) == (403, "beyond_own_key", "monthly_tokens")
 
     async def test_a_less_bound_key_is_neither_rotated_nor_widened(
         self, client: httpx.AsyncClient, platform: Platform
