@@ -12,7 +12,6 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from app.auth import PasswordChangeNeeded, SignInNeeded
 from app.errors import (
@@ -47,7 +46,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(AppError, _app_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_exception)
-    app.add_exception_handler(ClientDisconnect, _cut_off)
     app.add_exception_handler(DataError, _unstorable)
     for unreachable in (OperationalError, InterfaceError, PoolTimeout):
         app.add_exception_handler(unreachable, _database_error)
@@ -73,14 +71,6 @@ async def _app_error(request: Request, error: Exception) -> Response:
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     return answer(request, from_validation(error.errors()))
-
-
-async def _cut_off(request: Request, error: Exception) -> Response:
-    """The client left before its body was whole: its doing, and no failure of ours."""
-    refused = InvalidRequest(
-        "The connection ended before the body was complete; send it again.", code="body_cut_off"
-    )
-    return answer(request, refused)
 
 
 async def _database_error(request: Request, error: Exception) -> Response:
