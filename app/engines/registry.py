@@ -48,6 +48,8 @@ class Roll:
 
     engines: dict[str, Registered] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    unreadable: int = 0
+    """Lines that are no registrations."""
 
 
 class EngineRegistry:
@@ -79,6 +81,8 @@ class EngineRegistry:
         for address, why in roll.refused.items():
             if address not in self.roll.refused:
                 log.error("engine_refused", engine=address, reason=why)
+        if roll.unreadable > self.roll.unreadable:
+            log.warning("engine_registrations_unreadable", lines=roll.unreadable)
         self.roll = roll
         return True
 
@@ -128,8 +132,9 @@ def screen(settings: Settings, lines: Sequence[tuple[bytes, int]]) -> Roll:
 
     Where two engines name one address, the one whose lease is the longest is there now.
     """
-    roll = Roll()
-    for item in sorted(_readable(lines), key=lambda item: item.lease_ms):
+    readable = list(_readable(lines))
+    roll = Roll(unreadable=len(lines) - len(readable))
+    for item in sorted(readable, key=lambda item: item.lease_ms):
         roll.engines.pop(item.address, None)
         roll.refused.pop(item.address, None)
         why = refusal(settings, item.line)
@@ -171,7 +176,6 @@ def _readable(lines: Sequence[tuple[bytes, int]]) -> Iterator[Registered]:
         try:
             line = decode(text)
         except (msgspec.DecodeError, RecursionError):
-            log.warning("engine_registration_malformed")
             continue
         if len(line.address) <= ADDRESS_CHARACTERS and line.address.isprintable():
             yield Registered(line, max(0, lease_ms))

@@ -80,7 +80,6 @@ class EventStream(Response):
         await self._finish(send, last)
 
     async def _start(self, send: Send) -> None:
-        self._started = True
         await self._deliver(
             send,
             {
@@ -89,6 +88,7 @@ class EventStream(Response):
                 "headers": self.raw_headers,
             },
         )
+        self._started = True  # not before: a body without its start is a fault
 
     async def _send(self, send: Send) -> None:
         body = b"".join(self._ready)

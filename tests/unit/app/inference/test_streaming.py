@@ -3,9 +3,11 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
+from app.inference.stream import EventStream
 from app.usage import repository
 from engine.errors import EngineUnavailable
 
@@ -249,6 +251,21 @@ class TestDisconnect:
         await until(lambda: not platform.ledger.running)
         row = await row_of(platform, engine.requests[0].request_id)
         assert (row.status, row.completion_tokens) == ("cancelled", 0)
+
+    async def test_a_stream_that_is_ended_before_its_first_bytes_sends_no_body_without_them(self):
+        async def deltas():
+            yield object()
+
+        async def ended(message):
+            sent.append(message["type"])
+            raise asyncio.CancelledError
+
+        sent: list[str] = []
+        generation = SimpleNamespace(deltas=deltas, abandoned=False, abandon=lambda: None)
+        stream = EventStream(generation, None, {}, include_usage=False)
+        with pytest.raises(asyncio.CancelledError):
+            await stream({}, asyncio.Event().wait, ended)
+        assert sent == ["http.response.start"]
 
     async def test_a_whole_answer_that_nobody_waits_for_is_cancelled_too(
         self, api, engine, platform
