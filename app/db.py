@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,7 +46,10 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait({task}, timeout=LAST_WORD_S)
+        give_up_at = asyncio.get_running_loop().time() + LAST_WORD_S
+        while not task.done() and (left := give_up_at - asyncio.get_running_loop().time()) > 0:
+            with suppress(asyncio.CancelledError):  # once more: the wait goes on
+                await asyncio.wait({task}, timeout=left)
         raise
 
 

@@ -27,9 +27,10 @@ router = APIRouter(prefix="/console/keys", include_in_schema=False)
 LIFETIMES = ((0, "never"), (7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "a year"))
 OVERLAPS = ((0, "at once"), (3600, "in an hour"), (86_400, "in a day"), (604_800, "in a week"))
 ACCESS = (
-    ("full", "everything"),
+    ("full", "models and adapters"),
     ("inference", "calling models only"),
     ("read", "looking only, no calls"),
+    ("manage", "everything, keys and users too"),
 )
 MOST_NETWORK_CHARACTERS = 2000
 KeyId = Annotated[str, Path(max_length=40)]

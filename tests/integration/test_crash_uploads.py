@@ -85,7 +85,7 @@ async def resources(client: httpx.AsyncClient, app: FastAPI) -> Resources:
     """The app's own: its queue is the broker that the worker reads."""
     from starlette.requests import Request
 
-    return get_resources(Request({"type": "http", "app": app}))
+    return await get_resources(Request({"type": "http", "app": app}))
 
 
 @pytest.fixture
