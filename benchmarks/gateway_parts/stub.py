@@ -125,7 +125,8 @@ class EngineFace:
         self._router.setsockopt(zmq.SNDHWM, 0)
         self._router.bind(self.address)
         self.generator.after_step = self._send_mail
-        asyncio.get_running_loop().add_reader(self._router.getsockopt(zmq.FD), self._receive)
+        descriptor = int(self._router.getsockopt(zmq.FD))
+        asyncio.get_running_loop().add_reader(descriptor, self._receive)
 
     async def beat(self) -> None:
         while True:

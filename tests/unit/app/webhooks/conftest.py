@@ -27,7 +27,7 @@ def clock() -> FrozenClock:
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    changes = {"webhook_allow_loopback": True, "webhook_timeout_s": 0.5}
+    changes = {"webhook_allow_loopback": True, "webhook_timeout_s": 30.0}
     return settings.model_copy(update=changes)
 
 

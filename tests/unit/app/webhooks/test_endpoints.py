@@ -77,8 +77,9 @@ class TestRegistering:
         async def answer(host: str, _port: int) -> list[str]:
             return [host if host[0].isdigit() else "8.8.8.8"]
 
-        patient = hooks.platform.settings.model_copy(update={"webhook_timeout_s": 30.0})
-        app.state.webhook_sender = Sender(patient, hooks.platform.clock, resolver=answer)
+        app.state.webhook_sender = Sender(
+            hooks.platform.settings, hooks.platform.clock, resolver=answer
+        )
         for changes, expected in wrong:
             body = {"url": receiver.url(), "events": ["version.ready"]} | changes
             assert refusal(await hooks.send("POST", "", body)) == expected
