@@ -30,7 +30,8 @@ run: setup  ## console and API on http://127.0.0.1:8000 (PORT=… to change) wit
 WHOLE := $(addprefix tests/integration/test_,cli.py compose.py whole_platform.py \
 	hostile_platform.py s3_platform.py several_engines.py two_apis.py)
 TOGETHER := tests/unit tests/contract tests/security tests/integration
-ALONE := tests/kernels tests/parity tests/browser $(WHOLE)
+# The browser comes last: its driver's event loop runs to the end of the process.
+ALONE := tests/kernels tests/parity $(WHOLE) tests/browser
 SIDE_BY_SIDE := -n 3 --dist loadfile $(WHOLE:%=--ignore %)
 
 test: setup  ## the whole test run, without the wide matrices
