@@ -101,6 +101,6 @@ def steps(draw: st.DrawFn, longest: int = 600) -> AttentionCase:
 
 @pytest.mark.wide
 @given(case=steps(), batch_invariant=st.booleans(), partials=st.sampled_from([0, 5, 2048]))
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 def test_random_steps_are_right(case, batch_invariant, partials):
     check(case, batch_invariant=batch_invariant, max_partials=partials, max_blocks=320)

@@ -53,6 +53,6 @@ def shapes(draw: st.DrawFn) -> Int4Case:
 
 @pytest.mark.wide
 @given(case=shapes(), batch_invariant=st.booleans())
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 def test_random_shapes_are_right(case, batch_invariant):
     assert error(case, gemm(batch_invariant)) < TOLERANCE[case.dtype]
