@@ -57,9 +57,12 @@ class TestClosing:
         assert acknowledged == ["req_1"]
         assert ledger.running == frozenset()
 
-    async def test_a_row_closes_once(self, ledger, platform, final):
+    @pytest.mark.parametrize("together", [True, False])
+    async def test_a_row_closes_once(self, ledger, platform, final, together):
         await ledger.open(opening("req_1"))
         ledger.close_soon(final("req_1"))
+        if not together:
+            await ledger.drain()
         ledger.close_soon(final("req_1", completion_tokens=999))
         await ledger.drain()
         assert (await row(platform, "req_1")).completion_tokens == 5
