@@ -131,8 +131,7 @@ def refuse_late(
     left_ms = budget.ttft_ms - call.request.waited_ms
     if margin * first_token_ms(queue.standing(call, now_ms, everybody=True), times) <= left_ms:
         return None
-    call.predicted_ms = first_token_ms(queue.standing(call, now_ms), times)
-    wait_ms = margin * call.predicted_ms
+    wait_ms = margin * first_token_ms(queue.standing(call, now_ms), times)
     if wait_ms <= left_ms:
         return None
     return RequestRefused(
