@@ -190,13 +190,12 @@ def sampling_params(call: Call, max_tokens: int, description: ModelDescription) 
 
 
 def latency_budget(asked: LatencyBudget | None, caller: Caller) -> LatencyBudget:
-    """The tenant's budget, loosened where the call asks for it and never tightened."""
-    own = caller.limits
+    """The key's or the tenant's budget, loosened where the call asks for it, never tightened."""
     asked = asked or LatencyBudget()
     return LatencyBudget(
-        ttft_ms=_loosened("ttft_ms", asked.ttft_ms, own.ttft_ms),
-        tpot_ms=_loosened("tpot_ms", asked.tpot_ms, own.tpot_ms),
-        percentile=own.budget_percentile,
+        ttft_ms=_loosened("ttft_ms", asked.ttft_ms, caller.ttft_ms),
+        tpot_ms=_loosened("tpot_ms", asked.tpot_ms, caller.tpot_ms),
+        percentile=caller.budget_percentile,
     )
 
 
@@ -206,13 +205,13 @@ def _loosened(name: str, wanted: float | None, own: float | None) -> float | Non
     if own is None:
         raise refused(
             f"loramux.{name}",
-            "may only loosen this tenant's budget, and it has none; remove it",
+            "may only loosen the tenant's budget, and it has none; remove it",
             code="budget_tightened",
         )
     if wanted < own:
         raise refused(
             f"loramux.{name}",
-            f"may only loosen this tenant's budget of {own:g} ms; send at least that",
+            f"may only loosen the budget in force of {own:g} ms; send at least that",
             code="budget_tightened",
         )
     return wanted

@@ -53,8 +53,8 @@ async def standing(
         max_adapters=own.max_adapters,
         max_stored_bytes=own.max_stored_bytes,
         max_rank=own.max_rank,
-        ttft_ms=own.ttft_ms,
-        tpot_ms=own.tpot_ms,
-        budget_percentile=own.budget_percentile,
+        ttft_ms=caller.ttft_ms,
+        tpot_ms=caller.tpot_ms,
+        budget_percentile=caller.budget_percentile,
         weight=own.weight,
     )
