@@ -407,6 +407,7 @@ class EngineCore:
             attainment=self._policy.attainment.counts(),
             step_counts=self._step_counts.counts(),
             loads_total=self._pool.loads,
+            resident=self._pool.by_tenant(),
             evictions_total=self._pool.evictions,
         )
 
