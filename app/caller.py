@@ -21,6 +21,8 @@ class TenantLimits:
     monthly_tokens: int | None = None
     max_adapters: int | None = None
     max_stored_bytes: int | None = None
+    max_resident_bytes: int | None = None  # of its adapters in an engine, in each tier
+    reserved_resident_bytes: int = 0  # of those, kept from other tenants
     max_rank: int = 256
     max_tokens: int | None = None
     weight: float = 1.0

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from app.adapters.resolution import ResolvedModel
-from app.caller import Caller
+from app.caller import Caller, TenantLimits
 from app.errors import AppError, InvalidRequest
 from app.inference.account import Account
 from app.inference.call_grammar import call_grammar
@@ -23,7 +23,13 @@ from app.settings import Settings
 from app.tracing import traceparent
 from app.usage.entries import OpenEntry
 from app.usage.service import Ledger
-from engine.types import GenerateRequest, LatencyBudget, ModelDescription, SamplingParams
+from engine.types import (
+    GenerateRequest,
+    LatencyBudget,
+    ModelDescription,
+    ResidentBytes,
+    SamplingParams,
+)
 
 SMALLEST_NUCLEUS = 1e-9
 """top_p=0, which keeps the most likely token alone; the engine wants a share above 0."""
@@ -73,6 +79,7 @@ async def admit(
         choices=call.choices,
         weight=caller.limits.weight,
         budget=latency_budget(call.budget, caller),
+        resident=resident_bytes(caller.limits),
         grammar=grammar,
         deadline_ms=platform.settings.engine_timeout_s * 1000.0,
         traceparent=traceparent(),
@@ -197,6 +204,12 @@ def latency_budget(asked: LatencyBudget | None, caller: Caller) -> LatencyBudget
         tpot_ms=_loosened("tpot_ms", asked.tpot_ms, caller.tpot_ms),
         percentile=caller.budget_percentile,
     )
+
+
+def resident_bytes(limits: TenantLimits) -> ResidentBytes:
+    """What the tenant's adapters may hold in the engine, and what others cannot take."""
+    most, reserved = limits.max_resident_bytes, limits.reserved_resident_bytes
+    return ResidentBytes(most, reserved if most is None else min(reserved, most))
 
 
 def _loosened(name: str, wanted: float | None, own: float | None) -> float | None:

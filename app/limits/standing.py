@@ -52,6 +52,8 @@ async def standing(
         max_tokens=own.max_tokens,
         max_adapters=own.max_adapters,
         max_stored_bytes=own.max_stored_bytes,
+        max_resident_bytes=own.max_resident_bytes,
+        reserved_resident_bytes=own.reserved_resident_bytes,
         max_rank=own.max_rank,
         ttft_ms=caller.ttft_ms,
         tpot_ms=caller.tpot_ms,

@@ -170,11 +170,10 @@ class AdapterPool:
         if refusal is not None:
             raise AdapterRefused(refusal.message, code=refusal.code)
         entry = self._entries.get(ref)
-        if entry is not None and not request.system and most is not None and entry.nbytes > most:
+        if entry is not None and most is not None and entry.nbytes > most:
             raise AdapterRefused(_too_large(entry.nbytes, most), code=TOO_LARGE_FOR_TENANT)
         self.wait(sequence, now_ms)
-        if not request.system:
-            self._promises.tell(ref.salt, request.tenant, request.resident)
+        self._promises.tell(ref.salt, None if request.system else request.tenant, request.resident)
         return self.usable(ref)
 
     def wait(self, sequence: Sequence, now_ms: float) -> None:

@@ -31,13 +31,13 @@ class ResidentPromises:
         self._tenants: dict[str, _Tenant] = {}
         self._reserved = 0
 
-    def tell(self, salt: str, tenant: str, promise: ResidentBytes) -> None:
-        """A request of the tenant says what holds now."""
+    def tell(self, salt: str, tenant: str | None, promise: ResidentBytes) -> None:
+        """A request of the tenant says what holds now; without its name, a probe says it."""
         found = self._tenants.get(salt)
         if found is None:
             return
         self._reserved += promise.reserved - found.promise.reserved
-        found.name, found.promise = tenant, promise
+        found.name, found.promise = tenant or found.name, promise
 
     def joined(self, salt: str, tenant: str) -> None:
         """The pool knows one adapter more; `tenant`: whose it is said to be, if nobody said yet."""
