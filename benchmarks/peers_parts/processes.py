@@ -222,7 +222,7 @@ class LlamaServer(Peer):
         body = {
             "prompt": prompt, "n_predict": tokens, "ignore_eos": True, "cache_prompt": False,
             "return_tokens": True, "samplers": ["top_k"], "top_k": 1,
-            "lora": [] if adapter is None else [{"id": adapter, "scale": 1.0}],
+            "lora": [{"id": adapter or 0, "scale": 0.0 if adapter is None else 1.0}],
         }  # fmt: skip
         try:
             response = await self._client.post("/completion", json=body)
