@@ -275,6 +275,11 @@ class SequenceStart:
     grammar: str | None = None  # the request under which the engine's grammars know its own
 
 
+PENDING = -1
+"""In a row's `tokens`: the one that the step before this draws for the sequence. Only an executor
+that launches a step while another runs takes it (`engine.cuda.runner`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanRow:
     """One sequence's part of the step: a decode has one token, a prefill chunk several."""
