@@ -65,12 +65,6 @@ class SampledSequence:
             self.seen.add(token)
 
 
-def needs_last_token(start: SequenceStart) -> bool:
-    """Whether the sequence's next draw depends on its last token otherwise than by the model."""
-    params = start.sampling
-    return start.grammar is not None or params.repetition_penalty != 1.0 or _counts(params)
-
-
 def _counts(params: SamplingParams) -> bool:
     return params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 

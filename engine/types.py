@@ -8,7 +8,7 @@ milliseconds, sizes are bytes.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -93,6 +93,13 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a draw looks at the tokens before it, beside what the model made of them."""
+        return bool(
+            self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,4 +398,24 @@ class Executor(Protocol):
 
     def drop_adapter(self, slot: int) -> None:
         """Forgets a slot, complete or not. Its extents may be reused at once."""
+        ...
+
+
+@runtime_checkable
+class OverlappingExecutor(Executor, Protocol):
+    """An executor whose `execute` has two halves, so that the host works while the device does.
+
+    At most two steps are launched and not collected; they are collected in their order.
+    """
+
+    def launch(self, plan: StepPlan) -> None:
+        """Begins a step and returns. Its rows may take PENDING tokens of the step before."""
+        ...
+
+    def collect(self) -> StepResult:
+        """The result of the oldest step in flight; blocks until its tokens are known."""
+        ...
+
+    def abandon(self) -> None:
+        """Forgets the steps in flight, after one of them failed."""
         ...

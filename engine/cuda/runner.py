@@ -8,7 +8,6 @@ launch the next step: a row whose token the step before has still to draw says P
 and the device takes it from there. docs/cuda.md shows the whole on one screen.
 """
 
-import gc
 import logging
 from collections import deque
 from dataclasses import dataclass
@@ -140,7 +139,6 @@ class CudaExecutor:
 
     def _free_bytes(self) -> int:
         self.device.synchronize()
-        gc.collect()
         self.device.release_unused()
         return self.device.memory().free
 
@@ -256,6 +254,12 @@ class CudaExecutor:
             drawn = dict(zip(seqs, sampled, strict=True))
         rows = row_results(step.plan.rows, drawn, step.prompts)
         return StepResult(step.plan.step, rows, self._clock.now_ms() - step.began_ms)
+
+    def abandon(self) -> None:
+        """Forgets the steps in flight, once the device has done with them or has failed."""
+        self._launched.clear()
+        self._drawn_at.clear()
+        self.device.synchronize()
 
     def _put(self, rows: list[PlanRow]) -> tuple[Drawing | None, dict[int, PromptLogprobs]]:
         """Everything of a step with rows; what it draws, and the prompts it scored."""

@@ -1,6 +1,7 @@
 """The device behind torch.cuda."""
 
 import contextlib
+import gc
 import logging
 import weakref
 from collections.abc import Callable, Iterator
@@ -110,6 +111,7 @@ class CudaDevice(Device):
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 
     def release_unused(self) -> None:
+        gc.collect()
         torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
