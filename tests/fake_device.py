@@ -61,7 +61,10 @@ class FakeDevice(Device):
     name = "fake"
     torch_device = torch.device("cpu")
 
-    def __init__(self, total_bytes: int = 64 * MIB, graph_bytes: int = 0) -> None:
+    def __init__(
+        self, total_bytes: int = 64 * MIB, graph_bytes: int = 0, *, copies_at_once: bool = False
+    ) -> None:
+        self._copies_at_once = copies_at_once
         self.log: list[tuple[Any, ...]] = []
         self.copies_done = 0
         self._total = total_bytes
@@ -98,6 +101,8 @@ class FakeDevice(Device):
         self.log.append(("copy", stream))
         if stream == "copies":
             self._copies.append(lambda: destination.copy_(source))
+            if self._copies_at_once:
+                self.finish_copies()
             return
         self._steps_at += 1
         if self._is_pinned(destination):

@@ -30,9 +30,9 @@ from engine.cuda.sampling import DeviceSampler, Drawing
 from engine.cuda.step_keys import StepKey
 from engine.cuda.steps import NO_FEED, PROMPT_ROWS, DeviceSteps, HostStep, StepLimits
 from engine.grammar import MatcherSource
-from engine.model.description import describe, identify
+from engine.model.description import Identity, describe, identify
 from engine.model.kv_cache import block_bytes
-from engine.model.loader import open_checkpoint
+from engine.model.loader import Checkpoint, open_checkpoint
 from engine.sampler import finite_rows, prompt_logprobs
 from engine.step_rows import FlatRows, KnownSequence, PromptLogprobs, flatten, row_results
 from engine.types import (
@@ -74,16 +74,17 @@ class CudaExecutor:
         device: Device | None = None,
         faces: Faces | None = None,
         captures: bool = True,
+        base: tuple[Checkpoint, Identity] | None = None,
     ) -> None:
         """Loads the base model, divides the memory, captures and warms up: ready when it returns.
 
-        `captures`: false runs every step eagerly, to compare. Raises an EngineError that names what
-        cannot be served here.
+        `captures`: false runs every step eagerly, to compare. `base`: stands in for the checkpoint
+        at `config.base_model`. Raises an EngineError that names what cannot be served here.
         """
         self._clock = clock or SystemClock()
         self.device = device or _cuda_device()
         faces = faces or TritonFaces()
-        checkpoint = open_checkpoint(config.base_model)
+        checkpoint, identity = base or _open(config)
         heads = checkpoint.config.head_dim
         if faces.head_sizes is not None and heads not in faces.head_sizes:
             raise BackendUnavailable(
@@ -104,7 +105,7 @@ class CudaExecutor:
         extent_bytes = block_bytes(checkpoint.config, self._limits.kv_dtype)
         self._description = describe(
             checkpoint,
-            identify(checkpoint, config.data_dir / "base-models"),
+            identity,
             max_rank=config.max_rank,
             kv_block_bytes=extent_bytes,
             adapter_dtype=self._limits.adapter_dtype,
@@ -184,6 +185,10 @@ class CudaExecutor:
     @property
     def extent_count(self) -> int:
         return self.budget.extents
+
+    def replay(self, *, graphs: bool) -> None:
+        """Whether decodes replay their graphs from now on, or run eagerly, to compare."""
+        self._steps.replays = graphs
 
     @property
     def logits(self) -> Tensor:
@@ -315,6 +320,11 @@ class CudaExecutor:
             finite = finite and all(finite_rows(logits))
             entries += prompt_logprobs(logits, known, row.prompt_logprobs or 0)
         return entries, finite
+
+
+def _open(config: EngineConfig) -> tuple[Checkpoint, Identity]:
+    checkpoint = open_checkpoint(config.base_model)
+    return checkpoint, identify(checkpoint, config.data_dir / "base-models")
 
 
 def _cuda_device() -> Device:

@@ -130,6 +130,7 @@ class DeviceSteps:
         self.drawn = device.empty(8 * rows).view(torch.int64)
         """[max_running], the tokens of the step put on last, in the order of its samples."""
         self._graphs: dict[StepKey, Graph] = {}
+        self.replays = True
 
     # ------------------------------------------------------------------ a step
 
@@ -177,7 +178,7 @@ class DeviceSteps:
 
         The rows after the last norm, [T, hidden], where they were computed eagerly.
         """
-        graph = self._graphs.get(step.key)
+        graph = self._graphs.get(step.key) if self.replays else None
         if graph is not None:
             graph.replay()
             return None
