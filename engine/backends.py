@@ -1,5 +1,6 @@
 """Which executor runs the steps: the CPU's or the device's, as the settings and the machine say."""
 
+import logging
 import os
 import platform
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from engine.clock import Clock
 from engine.config import EngineConfig
 from engine.grammar import MatcherSource
 from engine.types import Executor
+
+log = logging.getLogger(__name__)
 
 Backend = Literal["cpu", "cuda"]
 
@@ -37,14 +40,28 @@ def choose_backend(asked: Literal["auto", "cpu", "cuda"]) -> Backend:
 def open_backend(config: EngineConfig, clock: Clock, grammars: MatcherSource) -> OpenedBackend:
     """Loads the model where steps will run.
 
+    With auto, a device that cannot serve this model is logged with its reason, and the CPU serves.
     Raises an EngineError: BackendUnavailable where cuda was asked for and is not here.
     """
     if choose_backend(config.backend) == "cuda":
-        from engine.cuda.runner import CudaExecutor
+        try:
+            return _open_cuda(config, clock, grammars)
+        except Exception:
+            if config.backend == "cuda":
+                raise
+            log.exception("the CUDA device cannot serve this model; the CPU does (--backend)")
+    return _open_cpu(config, clock, grammars)
 
-        cuda = CudaExecutor(config, clock, grammars)
-        pinned = cuda.device.pinned
-        return OpenedBackend(cuda, cuda.device.name, lambda nbytes: pinned(nbytes).numpy())
+
+def _open_cuda(config: EngineConfig, clock: Clock, grammars: MatcherSource) -> OpenedBackend:
+    from engine.cuda.runner import CudaExecutor
+
+    cuda = CudaExecutor(config, clock, grammars)
+    pinned = cuda.device.pinned
+    return OpenedBackend(cuda, cuda.device.name, lambda nbytes: pinned(nbytes).numpy())
+
+
+def _open_cpu(config: EngineConfig, clock: Clock, grammars: MatcherSource) -> OpenedBackend:
     from engine.runner import CpuExecutor
 
     cpu = CpuExecutor(config, clock, grammars=grammars)

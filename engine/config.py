@@ -39,7 +39,7 @@ class EngineConfig:
     tracing: Annotated[bool, "send OpenTelemetry spans, as OTEL_* says"] = False
 
     backend: Annotated[
-        Literal["auto", "cpu", "cuda"], "what steps run on; auto: a CUDA device where one is"
+        Literal["auto", "cpu", "cuda"], "what steps run on; auto: a CUDA device where one can"
     ] = "auto"
     arena_bytes: Annotated[int, "KV cache and resident adapters, together (cpu)"] = 1024 * MIB
     device_memory_share: Annotated[

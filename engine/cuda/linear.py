@@ -117,7 +117,8 @@ def in_pieces(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Te
     """`product` of INVARIANT_ROWS rows of x at a time, the last padded: [T, in] -> [T, out]."""
     rows = x.shape[0]
     padded = F.pad(x, (0, 0, 0, -rows % INVARIANT_ROWS))
-    return torch.cat([product(piece, weight) for piece in padded.split(INVARIANT_ROWS)])[:rows]
+    pieces = padded.view(-1, INVARIANT_ROWS, x.shape[1]).unbind()
+    return torch.cat([product(piece, weight) for piece in pieces])[:rows]
 
 
 def _fp32_product(x: Tensor, weight: Tensor) -> Tensor:

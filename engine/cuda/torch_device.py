@@ -16,13 +16,15 @@ from engine.cuda.device import BackendUnavailable, Device, Event, Graph, Memory,
 
 log = logging.getLogger(__name__)
 
+cuda: Any = torch.cuda  # much of it is untyped
+
 PAGE = 4096
 """Bytes of which locked memory is a multiple, begin and end."""
 
 
 class CudaEvent:
     def __init__(self, stream: Any) -> None:
-        self.raw = torch.cuda.Event()
+        self.raw = cuda.Event()
         self.raw.record(stream)
 
     def done(self) -> bool:
@@ -37,15 +39,15 @@ class CudaDevice(Device):
 
     def __init__(self) -> None:
         """Raises BackendUnavailable where there is none."""
-        if not torch.cuda.is_available():
+        if not cuda.is_available():
             raise BackendUnavailable(
                 "The backend cuda was asked for, but torch finds no CUDA device. Check the driver "
                 "with nvidia-smi and that torch is a CUDA build, or start with --backend cpu."
             )
-        self.torch_device = torch.device("cuda", torch.cuda.current_device())
-        self.name = torch.cuda.get_device_name(self.torch_device)
-        self._streams = {"steps": torch.cuda.Stream(), "copies": torch.cuda.Stream()}
-        self._pool: Any = torch.cuda.graph_pool_handle()
+        self.torch_device = torch.device("cuda", cuda.current_device())
+        self.name = cuda.get_device_name(self.torch_device)
+        self._streams = {"steps": cuda.Stream(), "copies": cuda.Stream()}
+        self._pool: Any = cuda.graph_pool_handle()
         self._compiles = _CompileCount()
 
     @property
@@ -61,7 +63,7 @@ class CudaDevice(Device):
         owner = np.zeros(pages + PAGE, np.uint8)
         start = -owner.ctypes.data % PAGE
         host = owner[start : start + pages]
-        runtime: Any = torch.cuda.cudart()
+        runtime: Any = cuda.cudart()
         if pages and int(runtime.cudaHostRegister(host.ctypes.data, pages, 0)) == 0:
             weakref.finalize(owner, runtime.cudaHostUnregister, host.ctypes.data).atexit = False
         elif pages:
@@ -70,11 +72,11 @@ class CudaDevice(Device):
 
     @contextlib.contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
-        with torch.cuda.stream(self._streams[stream]):
+        with cuda.stream(self._streams[stream]):
             yield
 
     def copy(self, stream: Stream, destination: Tensor, source: Tensor) -> None:
-        with torch.cuda.stream(self._streams[stream]):
+        with cuda.stream(self._streams[stream]):
             destination.copy_(source, non_blocking=True)
 
     def record(self, stream: Stream) -> CudaEvent:
@@ -86,9 +88,9 @@ class CudaDevice(Device):
         self._streams[stream].wait_event(event.raw)
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        graph = torch.cuda.CUDAGraph()
+        graph = cuda.CUDAGraph()
         # loader threads may lock host memory meanwhile: only this thread's calls are watched
-        with torch.cuda.graph(
+        with cuda.graph(
             graph,
             pool=self._pool,
             stream=self._streams["steps"],
@@ -99,23 +101,23 @@ class CudaDevice(Device):
         return graph
 
     def memory(self) -> Memory:
-        free, total = torch.cuda.mem_get_info(self.torch_device)
+        free, total = cuda.mem_get_info(self.torch_device)
         return Memory(
             total,
             free,
-            torch.cuda.memory_reserved(self.torch_device),
-            torch.cuda.max_memory_allocated(self.torch_device),
+            cuda.memory_reserved(self.torch_device),
+            cuda.max_memory_allocated(self.torch_device),
         )
 
     def reset_peak(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        cuda.reset_peak_memory_stats(self.torch_device)
 
     def release_unused(self) -> None:
         gc.collect()
-        torch.cuda.empty_cache()
+        cuda.empty_cache()
 
     def synchronize(self) -> None:
-        torch.cuda.synchronize(self.torch_device)
+        cuda.synchronize(self.torch_device)
 
 
 class _CompileCount:
