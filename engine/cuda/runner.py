@@ -10,7 +10,9 @@ and the device takes it from there. docs/cuda.md shows the whole on one screen.
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -118,14 +120,14 @@ class CudaExecutor:
             before = self._free_bytes()
             modules = self._description.modules
             model = DeviceLlama(checkpoint, precision, faces, self.device.torch_device, modules)
-            self._make = lambda arena: DeviceSteps(
-                self.device, faces, model, arena, modules, self._limits
+            make = partial(
+                DeviceSteps, self.device, faces, model, modules=modules, limits=self._limits
             )
-            self.budget = self._divide(config, before, extent_bytes, captures=captures)
+            self.budget = self._divide(config, make, before, extent_bytes, captures=captures)
             for line in self.budget.table():
                 log.info("%s", line)
             arena = self.device.empty(self.budget.arena)
-            self._steps = self._make(arena)
+            self._steps = make(arena)
             with self.device.on("steps"):
                 if captures:
                     self._steps.capture(self._steps.keys.captured())
@@ -144,11 +146,17 @@ class CudaExecutor:
         return self.device.memory().free
 
     def _divide(
-        self, config: EngineConfig, before: int, extent_bytes: int, *, captures: bool
+        self,
+        config: EngineConfig,
+        make: Callable[[Tensor], DeviceSteps],
+        before: int,
+        extent_bytes: int,
+        *,
+        captures: bool,
     ) -> MemoryBudget:
         """Measures what is needed beside the arena, over an arena of one block."""
         loaded = self._free_bytes()
-        steps = self._make(self.device.empty(extent_bytes))
+        steps = make(self.device.empty(extent_bytes))
         made = self._free_bytes()
         keys = steps.keys.captured() if captures else []
         captured = [made]
@@ -236,9 +244,7 @@ class CudaExecutor:
         with torch.inference_mode(), self.device.on("steps"):
             for source, destination in plan.copies:
                 self._steps.cache.copy_block(source, destination)
-            drawing, prompts = None, {}
-            if plan.rows:
-                drawing, prompts = self._put(plan.rows)
+            drawing, prompts = self._put(plan.rows) if plan.rows else (None, {})
             tokens = self._token_buffers[0]
             self._token_buffers.rotate(-1)
             if drawing is not None:

@@ -6,6 +6,8 @@ the same operations are started one by one (steps with prompt chunks).
 """
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -148,9 +150,13 @@ class DeviceSteps:
             part[: flat.count] = values
             part[flat.count : key.rows] = padding
         samples = len(step.sample_rows)
-        for name, values in (("sample_rows", step.sample_rows), ("asked", step.asked)):
+        sampled: dict[str, npt.NDArray[Any]] = {
+            "sample_rows": step.sample_rows,
+            "asked": step.asked,
+        }
+        for name, asked in sampled.items():
             part = buffers.host(name)
-            part[:samples] = values
+            part[:samples] = asked
             part[samples:] = 0
         self._build_adapters(step, forced)
         attention = self._attention
@@ -237,7 +243,7 @@ class DeviceSteps:
         for key in keys:
             self.write(HostStep.empty(key))
             self._decode(key)
-            self._graphs[key] = self._device.capture(lambda key=key: self._decode(key))
+            self._graphs[key] = self._device.capture(partial(self._decode, key))
 
     def warm_up(self, keys: list[StepKey], sampler: DeviceSampler) -> None:
         """Runs every one of these shapes, and every size of what follows the pass."""

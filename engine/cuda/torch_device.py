@@ -98,7 +98,8 @@ class CudaDevice(Device):
         ):
             work()
         self.captures += 1
-        return graph
+        captured: Graph = graph
+        return captured
 
     def memory(self) -> Memory:
         free, total = cuda.mem_get_info(self.torch_device)

@@ -62,8 +62,8 @@ def test_auto_falls_back_to_the_cpu_and_says_why(
     assert open_backend(auto, SimulatedClock(), None).executor == "executor"  # type: ignore[arg-type]
     assert "the CPU does" in caplog.text
     assert "heads of 80" in caplog.text
+    asked = EngineConfig(base_model=tmp_path, backend="cuda")
     with pytest.raises(BackendUnavailable, match="heads of 80"):
-        asked = EngineConfig(base_model=tmp_path, backend="cuda")
         open_backend(asked, SimulatedClock(), None)  # type: ignore[arg-type]
 
 
