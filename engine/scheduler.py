@@ -216,11 +216,11 @@ class Scheduler:
     def foresee(self, plan: StepPlan) -> StepPlan | None:
         """The step after `plan`, which runs now, where it follows without that one's tokens.
 
-        So it does while nothing but decodes runs and nobody waits: each goes on with the token that
-        `plan` draws for it, PENDING in its place. A decode that turns out to have ended with it is
-        computed for nothing. None: the next step needs the tokens, or a decision.
+        So it does while nothing but decodes runs and nobody can start: each goes on with the token
+        that `plan` draws for it, PENDING in its place. A decode that turns out to have ended with
+        it is computed for nothing. None: the next step needs the tokens, or a decision.
         """
-        if self._ready or self._closed or self._copies:
+        if self._closed or self._copies:
             return None
         known = [(row, self._running[row.seq]) for row in plan.rows if row.seq in self._running]
         if len(known) < len(self._running):
@@ -229,6 +229,8 @@ class Scheduler:
             return None
         # the others end with the token that is being drawn
         going = [s for _, s in known if len(s.generated) + 1 < s.call.max_tokens]
+        if self._ready and len(going) < self._config.max_running:
+            return None
         missing = sum(max(0, blocks_for(s.length + 1) - len(s.blocks)) for s in going)
         if not going or missing > self._blocks.available:
             return None
