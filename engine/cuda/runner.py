@@ -29,7 +29,7 @@ from engine.cuda.linear import Precision
 from engine.cuda.memory import MemoryBudget
 from engine.cuda.model import DeviceLlama
 from engine.cuda.sampling import DeviceSampler, Drawing
-from engine.cuda.step_keys import StepKey
+from engine.cuda.step_keys import CHUNK_ROWS, StepKey
 from engine.cuda.steps import NO_FEED, PROMPT_ROWS, DeviceSteps, HostStep, StepLimits
 from engine.grammar import MatcherSource
 from engine.model.description import Identity, describe, identify
@@ -300,12 +300,13 @@ class CudaExecutor:
         return drawing, prompts
 
     def _key(self, flat: FlatRows) -> StepKey:
-        used = np.unique(flat.slots)
-        rank = int(self._steps.lora.table.slot_rank[used[used >= 0]].max(initial=0))
+        used, rows = np.unique(flat.slots[flat.slots >= 0], return_counts=True)
+        rank = int(self._steps.lora.table.slot_rank[used].max(initial=0))
+        chunks = int((-(-rows // CHUNK_ROWS)).sum())
         decodes = all(
             len(row.tokens) == 1 and row.sample and row.prompt_logprobs is None for row in flat.rows
         )
-        return self._steps.keys.key(flat.count, rank, decodes=decodes)
+        return self._steps.keys.key(flat.count, rank, chunks, decodes=decodes)
 
     def _feed(self, flat: FlatRows) -> npt.NDArray[np.int64]:
         feed = np.full(flat.count, NO_FEED, np.int64)

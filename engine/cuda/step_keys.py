@@ -2,8 +2,10 @@
 
 Every step is padded to one of a few sizes, and every size is run before the engine is ready: so no
 step compiles a kernel, captures a graph or asks for more memory. Steps of decodes replay the graph
-of their size and their largest rank's class; which adapters they use, and how many, is data that
-the graph reads. Steps with prompt chunks run eagerly.
+of their size, of their largest rank's class, and of the class of their chunks, which are up to 16
+rows of one adapter: kernels start programs for the most of a class, and too many that end at once
+would cost more than the work. Which adapters they use is data that the graph reads. Steps with
+prompt chunks run eagerly.
 
 Imports no torch.
 """
@@ -13,6 +15,8 @@ from dataclasses import dataclass
 
 RANK_CLASSES = (16, 64)
 """Ranks up to which the shrink starts programs, beside none and the largest rank of all."""
+CHUNK_ROWS = 16
+"""Of a decode step's chunks, as `engine.kernels.lora_triton` cuts them."""
 MOST_GRAPH_ROWS = 256
 """Larger decode batches gain little from a graph: their kernels outlast their launches."""
 
@@ -23,6 +27,7 @@ class StepKey:
 
     rows: int  # padded
     rank: int  # the class: no row's adapter has a larger rank; 0: no row has one
+    chunks: int  # the class; 0 without adapters, and where a step runs eagerly
     captured: bool
 
 
@@ -46,17 +51,20 @@ class StepKeys:
             ranks=(0, *(rank for rank in RANK_CLASSES if rank < max_rank), max_rank),
         )  # fmt: skip
 
-    def key(self, rows: int, rank: int, *, decodes: bool) -> StepKey:
+    def key(self, rows: int, rank: int, chunks: int, *, decodes: bool) -> StepKey:
         """The shape that a step of so many rows takes.
 
-        `rank`: the largest of its adapters', 0 without one. `decodes`: every row is one token of a
-        sequence of its own, for which the next is drawn. Raises ValueError when there is none.
+        `rank`: the largest of its adapters', 0 without one; `chunks`: of at most CHUNK_ROWS of its
+        rows. `decodes`: every row is one token of a sequence of its own, for which the next is
+        drawn. Raises ValueError when there is none.
         """
         rank = _at_least(self.ranks, rank, "rank")
         if decodes and rows <= self.graph_rows[-1]:
-            return StepKey(_at_least(self.graph_rows, rows, "rows"), rank, captured=True)
+            padded = _at_least(self.graph_rows, rows, "rows")
+            chunks = _at_least(chunk_classes(padded), chunks, "chunks") if rank else 0
+            return StepKey(padded, rank, chunks, captured=True)
         rank = self.ranks[-1] if rank else 0  # what is started is known then, and needs no class
-        return StepKey(_at_least(self.eager_rows, rows, "rows"), rank, captured=False)
+        return StepKey(_at_least(self.eager_rows, rows, "rows"), rank, 0, captured=False)
 
     def padded_samples(self, rows: int) -> int:
         """To how many rows the logits of so many are padded."""
@@ -65,18 +73,24 @@ class StepKeys:
     def captured(self) -> list[StepKey]:
         """Every graph, the largest first: the others then fit into its memory."""
         return [
-            StepKey(rows, rank, captured=True)
+            StepKey(rows, rank, chunks, captured=True)
             for rows in reversed(self.graph_rows)
             for rank in reversed(self.ranks)
+            for chunks in (reversed(chunk_classes(rows)) if rank else (0,))
         ]
 
     def eager(self) -> list[StepKey]:
         """Every shape that runs eagerly, the largest first."""
         return [
-            StepKey(rows, rank, captured=False)
+            StepKey(rows, rank, 0, captured=False)
             for rows in reversed(self.eager_rows)
             for rank in (self.ranks[-1], 0)
         ]
+
+
+def chunk_classes(rows: int) -> tuple[int, ...]:
+    """Bounds of the chunks that `rows` rows are cut into: all of few adapters, some, any at all."""
+    return tuple(sorted({-(-rows // CHUNK_ROWS), -(-rows // 4), rows}))
 
 
 def _sizes(most: int, steps: tuple[tuple[int, int], ...]) -> tuple[int, ...]:

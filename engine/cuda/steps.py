@@ -175,7 +175,7 @@ class DeviceSteps:
         for name, (batch, slots) in batches.items():
             batch.grid = forced
             if step.key.captured:
-                batch.grid = batch.decode_grid(step.key.rows, step.key.rank)
+                batch.grid = batch.decode_grid(step.key.chunks, step.key.rank)
             batch.build(slots)
             self._buffers.host(name)[:] = batch.buffer
 

@@ -59,9 +59,12 @@ class DeviceBatch(LoraBatch):
         self.device_buffer = device_buffer
         self._uploads = False
 
-    def decode_grid(self, rows: int, rank: int) -> LoraGrid:
-        """For any batch of at most `rows` rows of whatever adapters of at most this rank."""
-        return LoraGrid(rows, triton.cdiv(rank, RANK_TILE), self._fixed_tile or SPLIT)
+    def decode_grid(self, chunks: int, rank: int) -> LoraGrid:
+        """For any batch of at most so many chunks of adapters of at most this rank.
+
+        A chunk has up to SPLIT.rows rows of one adapter.
+        """
+        return LoraGrid(chunks, triton.cdiv(rank, RANK_TILE), self._fixed_tile or SPLIT)
 
     def every_grid(self) -> list[LoraGrid]:
         """Between them they start each kernel that any batch may need."""
