@@ -65,8 +65,7 @@ class DeviceLlama:
         )
         divisors = checkpoint.rope_divisors()
         rope = Rope(config, None if divisors is None else torch.from_numpy(divisors))
-        angles = rope.at(torch.arange(config.context_length))
-        self._cos, self._sin = (part.squeeze(1).to(device) for part in angles)
+        self._cos, self._sin = rope.cos.to(device), rope.sin.to(device)
         self._embedding = decoded(
             [checkpoint.weight("model.embed_tokens.weight")], precision.dtype, device
         )

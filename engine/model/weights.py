@@ -10,9 +10,11 @@ from engine.model.quantization import (
     INT4_TYPES,
     Floats,
     Int4Codes,
+    Int8Codes,
     decode,
     decode_fp8,
     int4_codes,
+    int8_codes,
 )
 
 
@@ -35,6 +37,10 @@ class Weight(ABC):
 
     def int4(self) -> Int4Codes | None:
         """The 4-bit codes, or None when it is not stored as 4-bit groups of its columns."""
+        return None
+
+    def int8(self) -> Int8Codes | None:
+        """The 8-bit codes, or None when it is not stored as 8-bit groups of its columns."""
         return None
 
     def fp8(self) -> tuple[npt.NDArray[np.uint8], Floats] | None:
@@ -62,6 +68,11 @@ class BlockWeight(Weight):
         if self.type not in INT4_TYPES or len(self.shape) != 2:
             return None
         return int4_codes(self.type, self.rows, self.columns)
+
+    def int8(self) -> Int8Codes | None:
+        if self.type != "Q8_0" or len(self.shape) != 2:
+            return None
+        return int8_codes(self.rows)
 
 
 class GroupedWeight(Weight):
