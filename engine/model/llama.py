@@ -53,10 +53,10 @@ class Llama:
         self._norm = _vector(checkpoint, "model.norm.weight")
         head = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
         self._head = Linear([checkpoint.weight(head)], EXACT)
-        self._blocks = [
-            _Block(checkpoint, layer, choice, layer_groups(modules, layer))
-            for layer in range(config.layers)
-        ]
+        self._blocks: list[_Block] = []
+        for layer in range(config.layers):
+            self._blocks.append(_Block(checkpoint, layer, choice, layer_groups(modules, layer)))
+            checkpoint.release()  # what was read lies in its served form now
         index = {module.target: i for i, module in enumerate(modules) if module.layer < 0}
         self._embedding_group = SliceGroup.of(modules, [index["embed_tokens"]])
         self._head_group = SliceGroup.of(modules, [index["lm_head"]])

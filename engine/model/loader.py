@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.gguf import GgufFile, metadata_tokenizer_digest, tokenizer_digest
+from engine.mapped_file import MappedFile
 from engine.model.config import (
     CheckpointRefused,
     ModelConfig,
@@ -60,6 +61,10 @@ class Checkpoint(ABC):
     def rope_divisors(self) -> Floats | None:
         """fp32 [head_dim / 2], what rotary frequencies are divided by where the file lists it."""
         return None
+
+    @abstractmethod
+    def release(self) -> None:
+        """Gives back the memory of what was read; weights stay usable, and are read again."""
 
     @abstractmethod
     def files(self) -> list[Path]:
@@ -110,6 +115,9 @@ class GgufCheckpoint(Checkpoint):
             raise CheckpointRefused("rope_freqs.weight is not one F32 number for each frequency")
         return tensor.data.view(np.float32).copy()
 
+    def release(self) -> None:
+        self._file.release()
+
     def files(self) -> list[Path]:
         return [self._file.path]
 
@@ -129,11 +137,17 @@ class FolderCheckpoint(Checkpoint):
             raise CheckpointRefused(f"{folder.name} has no *.safetensors file")
         self._packing = packing_of(read_json(folder / "config.json"))
         self._tensors: dict[str, StoredTensor] = {}
+        self._mapped: list[MappedFile] = []
         for shard in self._shards:
             self._read_shard(shard)
 
     def _read_shard(self, shard: Path) -> None:
-        raw = np.asarray(np.memmap(shard, np.uint8, mode="r"))
+        try:
+            mapped = MappedFile(shard)
+        except (OSError, ValueError) as error:
+            raise CheckpointRefused(f"cannot read {shard.name}: {error}") from error
+        self._mapped.append(mapped)
+        raw = mapped.bytes
         header_bytes = int.from_bytes(raw[:8].tobytes(), "little")
         if header_bytes > raw.size - 8:
             raise CheckpointRefused(f"{shard.name} is truncated")
@@ -167,6 +181,10 @@ class FolderCheckpoint(Checkpoint):
         _check_shape(name, stored.shape, self.config)
         rows = stored.data.reshape(stored.shape[0] if len(stored.shape) == 2 else 1, -1)
         return BlockWeight(stored.dtype, rows, stored.shape)
+
+    def release(self) -> None:
+        for file in self._mapped:
+            file.release()
 
     def files(self) -> list[Path]:
         return [self._folder / "config.json", *self._shards]
