@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from tests.model_factories import GGUF_TYPES, save_folder, write_gguf
+from tests.model_factories import GGUF_TYPES, K_GGUF_TYPES, gguf_family, save_folder, write_gguf
 
 GROUP = 32
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}
@@ -182,9 +182,11 @@ def _packed(case: str) -> Callable[[Any, Path], Served]:
 
 def _plain(dtype: torch.dtype) -> Callable[[Any, Path], Served]:
     def write(model: Any, path: Path) -> Served:
-        stored = copy.deepcopy(model).to(dtype)
-        save_folder(stored, path)
-        return Served(path, stored.float())
+        served = copy.deepcopy(model)
+        for parameter in served.parameters():
+            parameter.data = parameter.data.to(dtype).float()
+        save_folder(copy.deepcopy(model).to(dtype), path)
+        return Served(path, served)
 
     return write
 
@@ -192,9 +194,28 @@ def _plain(dtype: torch.dtype) -> Callable[[Any, Path], Served]:
 def _gguf(kind: str) -> Callable[[Any, Path], Served]:
     def write(model: Any, path: Path) -> Served:
         file = path.with_suffix(".gguf")
-        return Served(file, write_gguf(model, file, kind))
+        divisors, metadata = rope_in_gguf(model)
+        return Served(file, write_gguf(model, file, kind, rope_divisors=divisors, **metadata))
 
     return write
+
+
+def rope_in_gguf(model: Any) -> tuple[list[float], dict[str, Any]]:
+    """How a GGUF file tells of a model's rope scaling: divisors for llama3, else metadata."""
+    config, rope = model.config, model.config.rope_parameters
+    kind, family = rope["rope_type"], gguf_family(model)
+    if kind == "default":
+        return [], {}
+    if kind == "llama3":
+        width = model.model.rotary_emb.inv_freq.numel()
+        turns = 1 / rope["rope_theta"] ** (torch.arange(width) / width)
+        return (turns / model.model.rotary_emb.inv_freq).tolist(), {}
+    original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
+    return [], {
+        f"{family}.rope.scaling.type": kind,
+        f"{family}.rope.scaling.factor": float(rope["factor"]),
+        f"{family}.rope.scaling.original_context_length": original,
+    }
 
 
 FORMATS: dict[str, Callable[[Any, Path], Served]] = {
@@ -202,5 +223,5 @@ FORMATS: dict[str, Callable[[Any, Path], Served]] = {
     "F16": _plain(torch.float16),
     "BF16": _plain(torch.bfloat16),
     **{case: _packed(case) for case in PACKED},
-    **{f"GGUF {kind}": _gguf(kind) for kind in GGUF_TYPES},
+    **{f"GGUF {kind}": _gguf(kind) for kind in (*GGUF_TYPES, *K_GGUF_TYPES)},
 }
