@@ -5,6 +5,7 @@ runs when, and which block or slot is whose, is decided before the plan arrives.
 """
 
 import itertools
+import platform
 from typing import Protocol
 
 import numpy as np
@@ -20,8 +21,9 @@ from engine.kernels.lora import open_lora
 from engine.kernels.metadata import LoraBatch
 from engine.model.attention import AttentionBatch, QueryChunk, token_rows
 from engine.model.description import describe, identify
+from engine.model.form_cache import FormCache, forms_key
 from engine.model.kv_cache import KvCache, KvDtype, block_bytes
-from engine.model.linear import bf16_is_fast, choose_path, make_rows_stable
+from engine.model.linear import PathChoice, bf16_is_fast, choose_path, make_rows_stable
 from engine.model.llama import Llama, StepBatch
 from engine.model.loader import open_checkpoint
 from engine.sampler import Sampled, Sampler, finite_rows, prompt_logprobs
@@ -110,7 +112,11 @@ class CpuExecutor:
         self._copies = AdapterCopies(arena.numpy(), extent_bytes, self._lora)
         self._step_lora = self._lora.new_batch(config.max_batch_tokens)
         self._logit_lora = self._lora.new_batch(config.max_batch_tokens)
-        self._model = Llama(checkpoint, choice, self._cache, self._lora, self._description.modules)
+        forms = _form_cache(config, self._description.base_digest, choice)
+        self._model = Llama(
+            checkpoint, choice, self._cache, self._lora, self._description.modules, forms
+        )
+        forms.close()
         if config.batch_invariant and not all(
             map(make_rows_stable, self._model.linears_by_shape())
         ):
@@ -243,6 +249,18 @@ def _fill(batch: LoraBatch, slots: npt.NDArray[np.int64]) -> LoraBatch | None:
         return None
     batch.build(slots)
     return batch
+
+
+def _form_cache(config: EngineConfig, base_digest: str, choice: PathChoice) -> FormCache:
+    """What forms differ by: torch's kernels lay weights out for the processor they run on."""
+    facts = {
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "choice": choice,
+    }
+    folder = config.data_dir / "base-models" / "forms"
+    return FormCache(folder, forms_key(base_digest, facts), config.form_cache_bytes)
 
 
 def _kv_dtype(config: EngineConfig) -> KvDtype:

@@ -211,16 +211,19 @@ def module_shape(config: ModelConfig, target: str) -> tuple[int, int]:
     }[target]
 
 
-def _check_shape(name: str, shape: tuple[int, ...], config: ModelConfig) -> None:
+def expected_shape(name: str, config: ModelConfig) -> tuple[int, ...]:
+    """The shape of a tensor, by its full name."""
     target = name.split(".")[-2]
-    due: tuple[int, ...]
     if target in ("q_norm", "k_norm"):
-        due = (config.head_dim,)
-    elif target.endswith("norm"):
-        due = (config.hidden_size,)
-    else:
-        due = module_shape(config, target)
-        due = due[:1] if name.endswith(".bias") else due
+        return (config.head_dim,)
+    if target.endswith("norm"):
+        return (config.hidden_size,)
+    shape = module_shape(config, target)
+    return shape[:1] if name.endswith(".bias") else shape
+
+
+def _check_shape(name: str, shape: tuple[int, ...], config: ModelConfig) -> None:
+    due = expected_shape(name, config)
     if shape != due:
         raise CheckpointRefused(f"{name} has shape {list(shape)}; its config asks for {list(due)}")
 
