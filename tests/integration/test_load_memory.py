@@ -1,6 +1,7 @@
 """What loading and rounding a large checkpoint take at most, each in a process of its own."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,17 @@ def test_rounding_holds_one_tensor_at_a_time(checkpoint: tuple[Path, int], tmp_p
     peak, _ = measured("quantize", folder, tmp_path / "target")
     largest = 4096 * 512 * 4  # the embedding as fp32
     assert peak < 8 * largest < 0.5 * nbytes
+
+
+def test_rounding_that_is_ended_leaves_nothing(
+    checkpoint: tuple[Path, int], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "engine.quantize", checkpoint[0], tmp_path / "new" / "target"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for _ in range(20):
+            assert b"module" in process.stdout.readline()
+        assert list((tmp_path / "new").glob(".target.*.unfinished/*.safetensors"))
+        process.terminate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not list((tmp_path / "new").iterdir())
