@@ -4,15 +4,18 @@ Prints JSON: `peak`, the most resident memory (mapped files included) above what
 once everything was imported, and `forms`, the bytes of what a loaded model serves from.
 """
 
+import itertools
 import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from engine.config import EngineConfig
-from engine.model.linear import Linear
+from engine.model.llama import Llama
+from engine.native.layout import PackedLinear
 from engine.quantize import Options, quantize
 from engine.runner import CpuExecutor
 
@@ -25,10 +28,13 @@ def memory(name: str) -> int:
     return int(found[1]) << 10
 
 
-def forms_bytes(linears: list[Linear]) -> int:
-    """By arithmetic: a number a weight where it is dense, and half a byte where it is int4."""
+def forms_bytes(model: Any) -> int:
+    """By arithmetic: a number a weight where it is dense, and half a byte where it is int4; the
+    panels of the compiled pass."""
+    if not isinstance(model, Llama):
+        return sum(part.data.numel() for part in model._kept if isinstance(part, PackedLinear))
     total = 0
-    for linear in linears:
+    for linear in itertools.chain(*model.linears_by_shape()):
         weights = linear.out_features * linear.in_features
         if linear._dense is not None:
             total += weights * linear._dense._dtype.itemsize
@@ -39,8 +45,7 @@ def forms_bytes(linears: list[Linear]) -> int:
 
 def load(base: Path, data_dir: Path) -> int:
     config = EngineConfig(base_model=base, data_dir=data_dir, arena_bytes=1 << 20, threads=1)
-    executor = CpuExecutor(config)
-    return forms_bytes([one for many in executor._model.linears_by_shape() for one in many])
+    return forms_bytes(CpuExecutor(config)._model)
 
 
 def main() -> None:

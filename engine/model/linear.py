@@ -23,7 +23,7 @@ from engine.model.form_cache import NOTHING_KEPT, Array, Arrays, FormCache
 from engine.model.quantization import GROUP
 from engine.model.weights import Weight
 
-LinearPath = Literal["auto", "int4", "dense", "fp32"]
+LinearPath = Literal["auto", "native", "int4", "dense", "fp32"]
 
 _PACK_ROWS = 32  # batch size that the packed layout is made for; rows stay independent of it
 
