@@ -6,9 +6,8 @@ The packaged model (4 bits itself) is dequantized once; that bf16 model is the r
 written in every format, served by the engine in fp32 with an fp32 cache, and its perplexity over
 tests/data/english_4k.txt taken, in windows of 1,024 tokens. `int4, 32` and its kin are written by
 `loramux quantize`; the others are rounded to the nearest by tests/checkpoint_formats.py, so they
-say what the format can hold, not what AWQ's or GPTQ's own search would find. The reference's
-weights lie on a grid of 32 columns already: groups of 32 with zeros find it again, and look better
-than they are.
+say what the format can hold, not what AWQ's or GPTQ's own search would find. So small a model,
+rounded to 4 bits a second time on another grid, loses far more than a large one: compare formats.
 """
 
 import argparse
