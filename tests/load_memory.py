@@ -43,8 +43,11 @@ def forms_bytes(model: Any) -> int:
     return total
 
 
-def load(base: Path, data_dir: Path) -> int:
-    config = EngineConfig(base_model=base, data_dir=data_dir, arena_bytes=1 << 20, threads=1)
+def load(base: Path, data_dir: Path, path: Any) -> int:
+    config = EngineConfig(
+        base_model=base, data_dir=data_dir, arena_bytes=1 << 20, threads=1, linear_path=path,
+        backend="cpu",
+    )  # fmt: skip
     return forms_bytes(CpuExecutor(config)._model)
 
 
@@ -53,12 +56,12 @@ def main() -> None:
     torch.set_num_threads(1)
     warm = torch.ops.mkldnn._reorder_linear_weight(torch.ones(64, 64), 32)
     torch.ops.mkldnn._linear_pointwise(torch.ones(2, 64), warm, None, "none", [], "")
-    if len(sys.argv) > 4:  # a small model first: kernels are loaded with it, and are not weights
-        load(Path(sys.argv[4]), target / "warm-up")
+    if command == "load":  # a small model first: kernels are loaded with it, and are not weights
+        load(Path(sys.argv[4]), target / "warm-up", sys.argv[5])
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
     before, forms = memory("VmRSS"), 0
     if command == "load":
-        forms = load(source, target)
+        forms = load(source, target, sys.argv[5])
     else:
         quantize(source, target, Options())
     sys.stdout.write(json.dumps({"peak": memory("VmHWM") - before, "forms": forms}))
