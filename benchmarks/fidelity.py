@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.engine_burst import base_in_transformers
 from transformers import LlamaForCausalLM
 
-from benchmarks.engine_burst import base_in_transformers
 from benchmarks.packaged import packaged_base_model
 from engine.model.loader import open_checkpoint
 from engine.quantize import Options, quantize
