@@ -82,15 +82,18 @@ async def names_of(
     return {row[0]: row[1] for row in rows}
 
 
-async def write_last_used(session: AsyncSession, used: Mapping[str, datetime]) -> None:
+async def write_last_used(
+    session: AsyncSession, adapters: Mapping[str, datetime], versions: Mapping[str, datetime]
+) -> None:
     """Moves `last_used_at` forward, never back (several api processes write).
 
     Of any tenant: for the adapters that were called, whoever they belong to.
     """
-    for adapter_id, at in sorted(used.items()):
-        await session.execute(
-            update(Adapter)
-            .where(Adapter.id == adapter_id)
-            .where((Adapter.last_used_at.is_(None)) | (Adapter.last_used_at < at))
-            .values(last_used_at=at)
-        )
+    for model, used in ((Adapter, adapters), (AdapterVersion, versions)):
+        for id_, at in sorted(used.items()):
+            await session.execute(
+                update(model)
+                .where(model.id == id_)
+                .where((model.last_used_at.is_(None)) | (model.last_used_at < at))
+                .values(last_used_at=at)
+            )
