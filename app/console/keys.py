@@ -9,7 +9,7 @@ from fastapi.responses import RedirectResponse
 
 from app.adapters.names import NAME
 from app.auth import SessionUser, TenantAdmin
-from app.caller import Caller
+from app.caller import Caller, KeyLimits
 from app.console.adapters import may_write, tenant_only
 from app.console.forms import Form, read_form
 from app.console.render import render
@@ -32,7 +32,15 @@ ACCESS = (
     ("read", "looking only, no calls"),
     ("manage", "everything, keys and users too"),
 )
+LIMITS = (
+    ("requests_per_minute", "Requests per minute"),
+    ("tokens_per_minute", "Tokens per minute"),
+    ("max_concurrent", "Requests at once"),
+    ("monthly_tokens", "Tokens per month"),
+)
+assert {name for name, _ in LIMITS} == KeyLimits.__dataclass_fields__.keys(), "name each limit"
 MOST_NETWORK_CHARACTERS = 2000
+MIN_LIMIT, MOST_LIMIT = 1, 2**31 - 1
 KeyId = Annotated[str, Path(max_length=40)]
 
 
@@ -77,6 +85,7 @@ async def create_key(request: Request, caller: TenantAdmin, platform: PlatformDe
                 access=form.text("access") or "full",
                 networks=_networks(form),
                 expires_at=_expiry(form, now),
+                limits=KeyLimits(**_limits(form)),
                 settings=platform.settings,
             )
     except AppError as error:
@@ -108,6 +117,7 @@ async def change_key(
             "adapters": _scope(form),
             "access": form.text("access") or "full",
             "networks": _networks(form),
+            **_limits(form),
         }
         if form.text("days"):
             wanted["expires_at"] = _expiry(form, now)
@@ -196,6 +206,8 @@ async def _list(
         may_write=may_write(caller),
         expiries=LIFETIMES,
         access=ACCESS,
+        limits=LIMITS,
+        most=_most(caller),
         typed={} if form is None else form.fields,
     )
     page.headers["Cache-Control"] = "no-store"
@@ -218,6 +230,7 @@ async def _key_page(
         "adapters": ", ".join(key.scopes.get("adapters") or []),
         "access": access_of(key.scopes),
         "networks": ", ".join(key.scopes.get("networks") or []),
+        **{name: str(value) for name, value in _limits_of(key).items() if value is not None},
     }
     return render(
         request,
@@ -230,6 +243,8 @@ async def _key_page(
         expiries=LIFETIMES,
         overlaps=OVERLAPS,
         access=ACCESS,
+        limits=LIMITS,
+        most=_most(caller),
         typed=kept if form is None else form.fields,
     )
 
@@ -239,6 +254,26 @@ def _expiry(form: Form, now: datetime) -> datetime | None:
     if days not in dict(LIFETIMES):
         raise InvalidRequest("Choose one of the lifetimes in the list.", param="days")
     return now + timedelta(days=days) if days else None
+
+
+def _limits(form: Form) -> dict[str, int | None]:
+    """An empty field is no limit of the key's own, and is the tenant's alone."""
+    limits: dict[str, int | None] = {}
+    for name, title in LIMITS:
+        typed = form.text(name, most=30)
+        if typed and not MIN_LIMIT <= form.integer(name, 0) <= MOST_LIMIT:
+            raise InvalidRequest(f"{title} is a whole number above 0, or empty.", param=name)
+        limits[name] = form.integer(name, 0) if typed else None
+    return limits
+
+
+def _limits_of(key: ApiKey) -> dict[str, int | None]:
+    return {name: getattr(key, name) for name, _ in LIMITS}
+
+
+def _most(caller: Caller) -> dict[str, int | None]:
+    """What the tenant itself may use, which a key only tightens."""
+    return {name: getattr(caller.limits, name) for name, _ in LIMITS}
 
 
 def _scope(form: Form) -> list[str] | None:
@@ -274,6 +309,11 @@ def _row(key: ApiKey, now: datetime) -> dict[str, Any]:
         "adapters": key.scopes.get("adapters"),
         "access": dict(ACCESS)[access_of(key.scopes)],
         "networks": key.scopes.get("networks"),
+        "limits": [
+            (title, value)
+            for (_, title), value in zip(LIMITS, _limits_of(key).values(), strict=True)
+            if value is not None
+        ],
         "created_at": key.created_at,
         "last_used_at": key.last_used_at,
         "state": state,

@@ -23,6 +23,7 @@ TENANT_PAGES = (
 )
 OPERATOR_PAGES = (
     ("Tenants", "/console/tenants"),
+    ("Requests", "/console/requests"),
     ("Engines", "/console/engines"),
     ("Jobs", "/console/jobs"),
     ("System", "/console/system"),
