@@ -54,7 +54,7 @@ async def sign_in_page(
     require_safe_transport(request)
     if await open_session(request, platform) is not None:
         return RedirectResponse(_next(next_page), status_code=303)
-    return render(request, "sign_in.html", next=_next(next_page), email="", error="", saved=saved)
+    return render(request, "sign_in.html", next=_next(next_page), email="", saved=saved)
 
 
 @router.post(SIGN_IN)
@@ -74,10 +74,9 @@ async def sign_in(request: Request, platform: PlatformDep) -> Response:
         page = render(
             request,
             "sign_in.html",
-            status=error.status,
             next=target,
             email=email,
-            error=error.message,
+            error=error,
             saved=False,
         )
         page.headers.update(error.headers())
@@ -130,9 +129,8 @@ def _password_page(request: Request, error: AppError | None = None) -> Response:
     return render(
         request,
         "password.html",
-        status=200 if error is None else error.status,
         forced=request.state.must_change_password,
-        error="" if error is None else error.message,
+        error=error,
     )
 
 
@@ -169,9 +167,8 @@ def _link_page(request: Request, kind: TokenKind, error: AppError | None = None)
     return render(
         request,
         "link.html",
-        status=200 if error is None else error.status,
         title=_TITLES[kind],
-        error="" if error is None else error.message,
+        error=error,
     )
 
 

@@ -1,17 +1,19 @@
 """The pages of a tenant's API keys: the list, and one key's restrictions."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import RedirectResponse
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.names import NAME
 from app.auth import SessionUser, TenantAdmin
 from app.caller import Caller, KeyLimits
 from app.console.adapters import may_write, tenant_only
-from app.console.forms import Form, read_form
+from app.console.forms import Form, submit
 from app.console.render import render
 from app.console.tables import PageNumber, Search, Sort, TableView
 from app.deps import PlatformDep
@@ -70,27 +72,31 @@ async def keys_page(
 async def create_key(request: Request, caller: TenantAdmin, platform: PlatformDep) -> Response:
     """The answer is the page itself, with the secret on it: no address leads there again."""
     tenant_only(caller)
-    form = await read_form(request)
-    now = platform.clock.now()
-    try:
-        async with platform.db.transaction() as session:
-            made = await service.create_key(
-                session,
-                secrets=platform.secrets,
-                now=now,
-                actor=caller,
-                tenant=await tenants.find_tenant(session, caller.tenant_id),
-                name=form.text("name", most=80),
-                adapters=_scope(form),
-                access=form.text("access") or "full",
-                networks=_networks(form),
-                expires_at=_expiry(form, now),
-                limits=KeyLimits(**_limits(form)),
-                settings=platform.settings,
-            )
-    except AppError as error:
+
+    async def create(session: AsyncSession, form: Form) -> service.NewKey:
+        now = platform.clock.now()
+        return await service.create_key(
+            session,
+            secrets=platform.secrets,
+            now=now,
+            actor=caller,
+            tenant=await tenants.find_tenant(session, caller.tenant_id),
+            name=form.text("name", most=80),
+            adapters=_scope(form),
+            access=form.text("access") or "full",
+            networks=_networks(form),
+            expires_at=_expiry(form, now),
+            limits=KeyLimits(**_limits(form)),
+            settings=platform.settings,
+        )
+
+    async def done(made: service.NewKey) -> Response:
+        return await _list(request, platform, caller, created=_shown(made))
+
+    async def again(form: Form, error: AppError) -> Response:
         return await _list(request, platform, caller, form=form, error=error)
-    return await _list(request, platform, caller, created=_shown(made))
+
+    return await submit(request, platform.db, create, done=done, again=again)
 
 
 @router.get("/{key_id}")
@@ -107,11 +113,9 @@ async def change_key(
 ) -> Response:
     """What the form shows; an expiry changes only where one is chosen."""
     tenant_only(caller)
-    form = await read_form(request)
-    now = platform.clock.now()
-    async with platform.db.reading() as session:
-        await service.find_key(session, key_id, tenant_id=caller.tenant_id)
-    try:
+
+    async def change(session: AsyncSession, form: Form) -> ApiKey:
+        now = platform.clock.now()
         wanted: dict[str, Any] = {
             "name": form.text("name", most=80),
             "adapters": _scope(form),
@@ -121,20 +125,25 @@ async def change_key(
         }
         if form.text("days"):
             wanted["expires_at"] = _expiry(form, now)
-        async with platform.db.transaction() as session:
-            await changes.update_key(
-                session,
-                key_id,
-                changes=wanted,
-                now=now,
-                actor=caller,
-                tenant_id=caller.tenant_id,
-                settings=platform.settings,
-            )
-    except AppError as error:
+        return await changes.update_key(
+            session,
+            key_id,
+            changes=wanted,
+            now=now,
+            actor=caller,
+            tenant_id=caller.tenant_id,
+            settings=platform.settings,
+        )
+
+    async def done(_: ApiKey) -> Response:
+        platform.forget_keys()
+        return RedirectResponse(f"/console/keys/{key_id}", status_code=303)
+
+    async def again(form: Form, error: AppError) -> Response:
         return await _key_page(request, platform, caller, key_id, form=form, error=error)
-    platform.forget_keys()
-    return RedirectResponse(f"/console/keys/{key_id}", status_code=303)
+
+    find = _own(caller, key_id)
+    return await submit(request, platform.db, change, done=done, again=again, find=find)
 
 
 @router.post("/{key_id}/rotate")
@@ -142,27 +151,35 @@ async def rotate_key(
     key_id: KeyId, request: Request, caller: TenantAdmin, platform: PlatformDep
 ) -> Response:
     tenant_only(caller)
-    form = await read_form(request)
-    async with platform.db.reading() as session:
-        await service.find_key(session, key_id, tenant_id=caller.tenant_id)
-    try:
+
+    async def rotate(session: AsyncSession, form: Form) -> service.NewKey:
         overlap_s = form.integer("overlap_s", platform.settings.key_rotation_overlap_s)
         if overlap_s not in (*dict(OVERLAPS), platform.settings.key_rotation_overlap_s):
             raise InvalidRequest("Choose one of the times in the list.", param="overlap_s")
-        async with platform.db.transaction() as session:
-            made = await service.rotate_key(
-                session,
-                key_id,
-                secrets=platform.secrets,
-                now=platform.clock.now(),
-                actor=caller,
-                tenant_id=caller.tenant_id,
-                overlap=timedelta(seconds=overlap_s),
-            )
-    except AppError as error:
+        return await service.rotate_key(
+            session,
+            key_id,
+            secrets=platform.secrets,
+            now=platform.clock.now(),
+            actor=caller,
+            tenant_id=caller.tenant_id,
+            overlap=timedelta(seconds=overlap_s),
+        )
+
+    async def done(made: service.NewKey) -> Response:
+        platform.forget_keys()
+        return await _list(request, platform, caller, created=_shown(made))
+
+    async def again(_: Form, error: AppError) -> Response:
         return await _list(request, platform, caller, error=error)
-    platform.forget_keys()
-    return await _list(request, platform, caller, created=_shown(made))
+
+    find = _own(caller, key_id)
+    return await submit(request, platform.db, rotate, done=done, again=again, find=find)
+
+
+def _own(caller: Caller, key_id: str) -> Callable[[AsyncSession], Awaitable[object]]:
+    """Finds the key among the caller's, before a form about it is looked at."""
+    return lambda session: service.find_key(session, key_id, tenant_id=caller.tenant_id)
 
 
 @router.post("/{key_id}/revoke")
@@ -197,12 +214,10 @@ async def _list(
     page = render(
         request,
         "keys.html",
-        status=200 if error is None else error.status,
         keys=[_row(row, now) for row, _ in found.rows],
         view=TableView(view.path, view.q, view.sort, view.page, total=found.total),
         created=created,
-        error="" if error is None else error.message,
-        error_field="" if error is None else error.param,
+        error=error,
         may_write=may_write(caller),
         expiries=LIFETIMES,
         access=ACCESS,
@@ -235,10 +250,8 @@ async def _key_page(
     return render(
         request,
         "key.html",
-        status=200 if error is None else error.status,
         key=_row(key, platform.clock.now()),
-        error="" if error is None else error.message,
-        error_field="" if error is None else error.param,
+        error=error,
         may_write=may_write(caller),
         expiries=LIFETIMES,
         overlaps=OVERLAPS,

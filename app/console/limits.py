@@ -6,12 +6,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.auth import SessionUser, TenantAdmin
 from app.caller import Caller
 from app.console.adapters import may_write, tenant_only
 from app.console.figures import size
-from app.console.forms import Form, read_form
+from app.console.forms import Form, submit
 from app.console.render import render
 from app.deps import PlatformDep
 from app.errors import AppError, InvalidRequest
@@ -65,21 +66,25 @@ async def limits_page(request: Request, caller: SessionUser, platform: PlatformD
 async def request_change(request: Request, caller: TenantAdmin, platform: PlatformDep) -> Response:
     """Waits for whoever runs loramux; nothing changes before they accept it."""
     tenant_only(caller)
-    form = await read_form(request)
-    try:
-        async with platform.db.transaction() as session:
-            await limit_requests.ask(
-                session,
-                caller,
-                limit_name=form.text("limit"),
-                wanted=_wanted(form),
-                reason=form.text("reason", most=limit_requests.MOST_TEXT),
-                settings=platform.settings,
-                now=platform.clock.now(),
-            )
-    except AppError as error:
+
+    async def ask(session: AsyncSession, form: Form) -> LimitRequest:
+        return await limit_requests.ask(
+            session,
+            caller,
+            limit_name=form.text("limit"),
+            wanted=_wanted(form),
+            reason=form.text("reason", most=limit_requests.MOST_TEXT),
+            settings=platform.settings,
+            now=platform.clock.now(),
+        )
+
+    async def done(_: LimitRequest) -> Response:
+        return RedirectResponse("/console/limits#asked", status_code=303)
+
+    async def again(form: Form, error: AppError) -> Response:
         return await _page(request, platform, caller, form=form, error=error)
-    return RedirectResponse("/console/limits#asked", status_code=303)
+
+    return await submit(request, platform.db, ask, done=done, again=again)
 
 
 def _wanted(form: Form) -> float:
@@ -108,15 +113,13 @@ async def _page(
     return render(
         request,
         "limits.html",
-        status=200 if error is None else error.status,
         meters=_meters(now),
         fixed=_fixed(now),
         limits=TITLES,
         asked=[request_row(row) for row in asked],
         typed={} if form is None else form.fields,
         most_reason=limit_requests.MOST_TEXT,
-        error="" if error is None else error.message,
-        error_field="" if error is None else error.param,
+        error=error,
         may_write=may_write(caller),
     )
 

@@ -168,7 +168,6 @@ async def _page(
     return render(
         request,
         "playground.html",
-        status=200 if error is None else error.status,
         models=await _suggested(platform, caller, ""),
         model=form.text("model") or base_model_name(platform),
         model_b=form.text("model_b"),
@@ -181,5 +180,5 @@ async def _page(
         examples=written or [],
         may_write=may_write(caller),
         status_text="" if served else "The engine is not connected; no model can answer now.",
-        error="" if error is None else error.message,
+        error=error,
     )

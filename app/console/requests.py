@@ -71,10 +71,9 @@ async def _page(
     return render(
         request,
         "requests.html",
-        status=200 if error is None else error.status,
         waiting=[request_row(row) | {"tenant": name} for row, name in waiting],
         decided=[request_row(row) | {"tenant": name} for row, name in decided],
         most_answer=service.MOST_TEXT,
         refused=refused,
-        error="" if error is None else error.message,
+        error=error,
     )
