@@ -9,7 +9,7 @@ from tests.browser.conftest import PASSWORD, Visitor
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(150)]
 
-PAGES = ("tenants", "engines", "jobs", "system", "audit")
+PAGES = ("tenants", "requests", "engines", "jobs", "system", "audit")
 
 
 @pytest.fixture(scope="module")
