@@ -1,6 +1,6 @@
 """What closed rows add up to: kept by hour and day as rows close, read back in one statement."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -42,6 +42,28 @@ FIGURES = (
     "decode_us",
     "adapter_byte_s",
 )
+
+
+SHARED = ("requests", "failed", "prompt_tokens", "completion_tokens", "prefill_us", "decode_us")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The figures of SHARED for one bucket (hours since the epoch), or for one group of the whole
+    span, which has no bucket (-1)."""
+
+    bucket: int
+    group: str
+    requests: int
+    failed: int
+    prompt_tokens: int
+    completion_tokens: int
+    prefill_us: int
+    decode_us: int
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +109,11 @@ class UsageSum:
 
 async def sums(session: AsyncSession, query: SumsQuery) -> list[UsageSum]:
     """Closed rows that began in the span, added up by bucket and groups: one statement."""
-    parts = [_part(query, piece) for piece in pieces(query.start, query.end, query.bucket)]
-    if not parts:
+    source = _lines(query)
+    if source is None:
         return []
-    source = union_all(*parts).subquery()
-    columns = [source.c[GROUP_COLUMNS[name]] for name in query.group_by]
-    lines = select(
-        _bucket(query, source.c.at).label("bucket"),
-        *columns,
-        *(source.c[name] for name in FIGURES),
-    ).subquery()
-    keys = [lines.c.bucket, *(lines.c[column.name] for column in columns)]
+    lines = source.subquery()
+    keys = [lines.c.bucket, *(lines.c[GROUP_COLUMNS[name]] for name in query.group_by)]
     statement = (
         select(*keys, *(func.sum(lines.c[name]) for name in FIGURES))
         .group_by(*keys)
@@ -112,6 +128,60 @@ async def sums(session: AsyncSession, query: SumsQuery) -> list[UsageSum]:
         UsageSum(int(row[0]), tuple(row[1:groups]), *(int(value) for value in row[groups:]))
         for row in found
     ]
+
+
+async def breakdown(
+    session: AsyncSession, query: SumsQuery, most: int
+) -> tuple[list[Share], list[Share]]:
+    """The same rows by bucket, and the `most` groups with the most tokens, those first.
+
+    One statement. `query.group_by` has one name.
+    """
+    (name,) = query.group_by
+    over_time = _lines(replace(query, group_by=()))
+    grouped = _lines(replace(query, bucket="all"))
+    if over_time is None or grouped is None:
+        return [], []
+    times, groups = over_time.subquery(), grouped.subquery()
+    column = groups.c[GROUP_COLUMNS[name]]
+    tokens = func.sum(groups.c.prompt_tokens + groups.c.completion_tokens)
+    by_bucket = select(
+        times.c.bucket,
+        literal("").label("name"),
+        *(func.sum(times.c[figure]).label(figure) for figure in SHARED),
+    ).group_by(times.c.bucket)
+    largest = (
+        select(
+            literal(-1).label("bucket"),
+            column.label("name"),
+            *(func.sum(groups.c[figure]).label(figure) for figure in SHARED),
+        )
+        .group_by(column)
+        .order_by(tokens.desc(), column)
+        .limit(most)
+        .subquery()
+    )
+    found = [
+        Share(int(row[0]), row[1], *(int(value) for value in row[2:]))
+        for row in await session.execute(union_all(by_bucket, select(largest)))
+    ]
+    return (
+        sorted((one for one in found if one.bucket >= 0), key=lambda one: one.bucket),
+        sorted((one for one in found if one.bucket < 0), key=lambda one: (-one.tokens, one.group)),
+    )
+
+
+def _lines(query: SumsQuery) -> Select[Any] | None:
+    """Every line of the span with its bucket, its groups and its figures; None for no span."""
+    parts = [_part(query, piece) for piece in pieces(query.start, query.end, query.bucket)]
+    if not parts:
+        return None
+    source = union_all(*parts).subquery()
+    return select(
+        _bucket(query, source.c.at).label("bucket"),
+        *(source.c[GROUP_COLUMNS[name]] for name in query.group_by),
+        *(source.c[name] for name in FIGURES),
+    )
 
 
 def _bucket(query: SumsQuery, at: ColumnElement[int]) -> ColumnElement[int]:
