@@ -179,9 +179,7 @@ def _counted(platform: Platform) -> Iterator[list[str]]:
 
 
 async def measure(platform: Platform, requests: int, only: str) -> list[Asked]:
-    engine_router.POLL_S = 86_400.0  # the router's own questions are no page's
     install_engines(platform, {"ipc://fake": FakeEngine()})
-    configure_logging("error")
     app = create_app(platform=platform)
     async with app.router.lifespan_context(app):
         return await _measure(app, platform, requests, only)
@@ -213,6 +211,7 @@ async def _measure(app: FastAPI, platform: Platform, requests: int, only: str) -
             for name, address in names.items():
                 if re.search(only, f"{who} {name}"):
                     one = await visitor.ask(who, name, address.format(main=main), requests)
+                    show(one)
                     found.append(one)
     return found
 
@@ -228,21 +227,20 @@ async def _signed_in(platform: Platform, who: str) -> str:
     return f"{cookie_name(platform.settings)}={signed_in.token}"
 
 
-def show(dialect: str, found: list[Asked]) -> None:
-    print(f"\n{dialect:38} p50 ms  p95 ms  CPU ms  statements  first bytes")
-    for one in found:
-        print(
-            f"{one.who:15}{one.name:24}{one.p50_ms:6.0f} {one.p95_ms:7.0f} {one.cpu_ms:7.0f} "
-            f"{one.statements:8} {one.first_bytes:13,}  {' '.join(one.misses)}"
-        )
+def show(one: Asked) -> None:
+    print(
+        f"{one.who:15}{one.name:26}{one.p50_ms:6.0f} {one.p95_ms:7.0f} {one.cpu_ms:7.0f} "
+        f"{one.statements:8} {one.first_bytes:13,}  {' '.join(one.misses)}",
+        flush=True,
+    )
 
 
 async def run(url: str, folder: Path, wanted: argparse.Namespace) -> list[Asked]:
     platform = await prepare(
         url, folder, tenants=wanted.tenants, adapters=wanted.adapters, rows=wanted.rows
     )
+    print(f"\n{platform.db.engine.dialect.name:40} p50 ms  p95 ms  CPU ms  statements  first bytes")
     found = await measure(platform, wanted.requests, wanted.only)
-    show(platform.db.engine.dialect.name, found)
     await platform.close()
     return found
 
@@ -257,6 +255,8 @@ def main() -> None:
     options.add_argument("--requests", type=int, default=30)
     options.add_argument("--only", default="", help="of the lines that this pattern finds")
     wanted = options.parse_args()
+    configure_logging("error")
+    engine_router.POLL_S = 86_400.0  # the router's own questions are no page's
     mark = mark_of(wanted.tenants, wanted.adapters, wanted.rows)
     folder: Path = wanted.folder
     urls = [(sqlite_url(folder, mark), folder / "sqlite")]

@@ -163,8 +163,8 @@ def _ledger(connection: Connection, main: str, rows: int) -> None:
             f"i % 200, i % 3, {moment}, CAST(floor({at} / 3600) AS integer), {moment}, {moment}, "
             f"40 + i % 300, 900 + i % 2000, i % 9000, i % 7000, i % 100000 FROM {numbers} "
             f"JOIN bench_tenants t ON t.number = i % {tenants} "
-            f"JOIN bench_keys k ON k.number = i / 5 % {keys} "
-            f"JOIN bench_versions v ON v.number = i / 5 * 7 % {versions}"
+            f"JOIN bench_keys k ON k.number = i / 5 * 31 / 7 % {keys} "
+            f"JOIN bench_versions v ON v.number = i / 10 * 797 % {versions}"
         ),
         {"rows": rows, "main": main},
     )
@@ -212,3 +212,6 @@ async def _sum_up(db: Database) -> None:
         session.add(UsageMonth(owner_id="done", month="2026-06", tokens=0, reserved=0))
     async with db.transaction() as session:
         await session.execute(text("ANALYZE"))
+    if db.engine.dialect.name == "sqlite":
+        async with db.reading() as session:
+            await session.execute(text("PRAGMA wal_checkpoint(TRUNCATE)"))
