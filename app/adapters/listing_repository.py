@@ -7,7 +7,8 @@ from sqlalchemy import and_, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters import states
-from app.adapters.models import Adapter, AdapterVersion
+from app.adapters.models import Adapter, AdapterVersion, Alias
+from app.adapters.names import LIVE
 from app.table_repository import read_table
 from app.tables import Table, TableQuery
 
@@ -68,6 +69,18 @@ async def names(session: AsyncSession, tenant_id: str, search: str, limit: int) 
         .limit(limit)
     )
     return list(rows)
+
+
+async def newest_live(session: AsyncSession, tenant_id: str) -> str | None:
+    """The name of the adapter whose alias `live` was written last."""
+    name: str | None = await session.scalar(
+        select(Adapter.name)
+        .join(Alias, Alias.adapter_id == Adapter.id)
+        .where(Alias.tenant_id == tenant_id, Alias.name == LIVE, Adapter.erased_at.is_(None))
+        .order_by(Alias.updated_at.desc(), Adapter.name)
+        .limit(1)
+    )
+    return name
 
 
 async def names_of(

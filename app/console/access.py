@@ -22,6 +22,7 @@ from app.errors import AppError
 from app.users import service as users
 from app.users import sessions
 from app.users.service import TokenKind
+from app.users.sessions import SignedIn
 
 router = APIRouter(include_in_schema=False)
 
@@ -63,13 +64,7 @@ async def sign_in(request: Request, platform: PlatformDep) -> Response:
     form = await read_form(request)
     email, target = form.text("email"), _next(form.text("next"))
     try:
-        signed_in = await platform.sign_in(
-            email=email,
-            password=form.secret("password"),
-            address=request.client.host if request.client is not None else "",
-            user_agent=request.headers.get("user-agent", ""),
-            old_token=session_token(request, platform),
-        )
+        signed_in = await _sign_in(request, platform, email, form.secret("password"))
     except AppError as error:
         page = render(
             request,
@@ -84,6 +79,16 @@ async def sign_in(request: Request, platform: PlatformDep) -> Response:
     response = RedirectResponse(target, status_code=303)
     set_session_cookie(response, platform, signed_in)
     return response
+
+
+async def _sign_in(request: Request, platform: PlatformDep, email: str, password: str) -> SignedIn:
+    return await platform.sign_in(
+        email=email,
+        password=password,
+        address=request.client.host if request.client is not None else "",
+        user_agent=request.headers.get("user-agent", ""),
+        old_token=session_token(request, platform),
+    )
 
 
 @router.post("/console/sign-out")
@@ -173,10 +178,12 @@ def _link_page(request: Request, kind: TokenKind, error: AppError | None = None)
 
 
 async def _redeem(request: Request, platform: PlatformDep, kind: TokenKind, token: str) -> Response:
+    """Whoever has the link chooses the password, and is signed in with it."""
+    require_safe_transport(request)
     form = await read_form(request)
     try:
         async with platform.db.transaction() as session:
-            await users.redeem(
+            user = await users.redeem(
                 session,
                 kind=kind,
                 token=token,
@@ -188,4 +195,10 @@ async def _redeem(request: Request, platform: PlatformDep, kind: TokenKind, toke
             )
     except AppError as error:
         return _link_page(request, kind, error)
-    return RedirectResponse(f"{SIGN_IN}?saved=1", status_code=303)
+    try:
+        signed_in = await _sign_in(request, platform, user.email, form.secret("password"))
+    except AppError:  # somebody guesses at this account: the password is kept
+        return RedirectResponse(f"{SIGN_IN}?saved=1", status_code=303)
+    response = RedirectResponse("/console", status_code=303)
+    set_session_cookie(response, platform, signed_in)
+    return response

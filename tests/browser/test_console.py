@@ -33,8 +33,8 @@ def admin(visitor: Visitor) -> str:
     with visitor.page() as page:
         page.goto(link)
         page.get_by_label("Password").fill(PASSWORD)
-        page.get_by_role("button", name="Save the password").click()
-        page.wait_for_url("**/console/sign-in?saved=1")
+        page.get_by_role("button", name="Save it and sign in").click()
+        page.wait_for_url("**/console/adapters")
     return "ann@example.com"
 
 

@@ -19,8 +19,8 @@ def operator(visitor: Visitor) -> str:
     with visitor.page() as page:
         page.goto(str(made["link"]).removeprefix(visitor.live.url))
         page.get_by_label("Password").fill(PASSWORD)
-        page.get_by_role("button", name="Save the password").click()
-        page.wait_for_url("**/console/sign-in?saved=1")
+        page.get_by_role("button", name="Save it and sign in").click()
+        page.wait_for_url("**/console/tenants")
     return "olga@example.com"
 
 
