@@ -1,11 +1,13 @@
 """What closed rows add up to: kept by hour and day as rows close, read back in one statement."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
 from sqlalchemy import (
     ColumnElement,
+    CompoundSelect,
     Integer,
     Select,
     case,
@@ -138,8 +140,8 @@ async def breakdown(
     One statement. `query.group_by` has one name.
     """
     (name,) = query.group_by
-    over_time = _lines(replace(query, group_by=()))
-    grouped = _lines(replace(query, bucket="all"))
+    over_time = _lines(replace(query, group_by=()), SHARED)
+    grouped = _lines(replace(query, bucket="all"), SHARED)
     if over_time is None or grouped is None:
         return [], []
     times, groups = over_time.subquery(), grouped.subquery()
@@ -171,17 +173,22 @@ async def breakdown(
     )
 
 
-def _lines(query: SumsQuery) -> Select[Any] | None:
-    """Every line of the span with its bucket, its groups and its figures; None for no span."""
+def _lines(query: SumsQuery, figures: Sequence[str] = FIGURES) -> CompoundSelect[Any] | None:
+    """Lines of the span with their bucket, groups and figures, to be added up; None for no span."""
     parts = [_part(query, piece) for piece in pieces(query.start, query.end, query.bucket)]
-    if not parts:
-        return None
-    source = union_all(*parts).subquery()
-    return select(
-        _bucket(query, source.c.at).label("bucket"),
-        *(source.c[GROUP_COLUMNS[name]] for name in query.group_by),
-        *(source.c[name] for name in FIGURES),
-    )
+    return union_all(*(_piece(query, part, figures) for part in parts)) if parts else None
+
+
+def _piece(query: SumsQuery, part: Select[Any], figures: Sequence[str]) -> Select[Any]:
+    """With buckets that say little beside the groups, added up by itself: few lines are left."""
+    source = part.subquery()
+    bucket = _bucket(query, source.c.at).label("bucket")
+    groups = [source.c[GROUP_COLUMNS[name]] for name in query.group_by]
+    if query.bucket in ("month", "all") and groups:
+        summed = (func.sum(source.c[figure]).label(figure) for figure in figures)
+        keys = groups if query.bucket == "all" else ["bucket", *groups]
+        return select(bucket, *groups, *summed).group_by(*keys)
+    return select(bucket, *groups, *(source.c[figure] for figure in figures))
 
 
 def _bucket(query: SumsQuery, at: ColumnElement[int]) -> ColumnElement[int]:
@@ -192,13 +199,16 @@ def _bucket(query: SumsQuery, at: ColumnElement[int]) -> ColumnElement[int]:
         return at - at % HOURS_A_DAY
     if query.bucket == "month":
         starts = [hour_number(first) for first in month_starts(query.start, query.end)]
-        ends = [*starts[1:], hour_number(query.end) + 1]
-        return case(*((at < end, start) for start, end in zip(starts, ends, strict=True)))
+        # the newest first: most rows are of the last months
+        return case(*((at >= start, start) for start in reversed(starts)), else_=starts[0])
     return at
 
 
 def _part(query: SumsQuery, piece: Piece) -> Select[Any]:
-    """The lines of one piece: at, tenant, key, adapter, model and the figures."""
+    """The lines of one piece: at, tenant, key, adapter, model and the figures.
+
+    Without groups they are added up by hour or day, in the order in which their table has them.
+    """
     if piece.source == "ledger":
         return _from_ledger(query, piece)
     table: Any
@@ -208,15 +218,16 @@ def _part(query: SumsQuery, piece: Piece) -> Select[Any]:
     else:
         table, bucket, (first, end) = UsageHourly, UsageHourly.hour, piece.hours
         at = bucket
-    return select(
-        at.label("at"),
-        *(getattr(table, name) for name in KEYS),
-        *(getattr(table, name) for name in FIGURES),
-    ).where(
+    figures = [getattr(table, name) for name in FIGURES]
+    where = (
         bucket >= first,
         bucket < end,
         *_filters(query, table.tenant_id, table.key_id, table.adapter_id, table.model),
     )
+    if not query.group_by:
+        return select(at.label("at"), *map(_summed, figures)).where(*where).group_by(bucket)
+    keys = (getattr(table, name) for name in KEYS)
+    return select(at.label("at"), *keys, *figures).where(*where)
 
 
 def _from_ledger(query: SumsQuery, piece: Piece) -> Select[Any]:
@@ -225,11 +236,7 @@ def _from_ledger(query: SumsQuery, piece: Piece) -> Select[Any]:
     if query.bucket == "minute":
         at = cast(func.floor(extract("epoch", UsageRecord.started_at) / 60), Integer)
     rows = UsageRecord
-    return select(
-        at.label("at"),
-        *ledger_keys(),
-        *ledger_figures(),
-    ).where(
+    where = (
         rows.started_hour >= first,
         rows.started_hour < end,
         rows.started_at >= piece.start,
@@ -237,6 +244,14 @@ def _from_ledger(query: SumsQuery, piece: Piece) -> Select[Any]:
         rows.status != "open",
         *_filters(query, rows.tenant_id, rows.key_id, rows.adapter_id, rows.model),
     )
+    if not query.group_by and query.bucket != "minute":
+        summed = map(_summed, ledger_figures())
+        return select(at.label("at"), *summed).where(*where).group_by(at)
+    return select(at.label("at"), *ledger_keys(), *ledger_figures()).where(*where)
+
+
+def _summed(figure: Any) -> Any:
+    return func.sum(figure).label(figure.key)
 
 
 def _filters(query: SumsQuery, tenant: Any, key: Any, adapter: Any, model: Any) -> list[Any]:
