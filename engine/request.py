@@ -199,6 +199,12 @@ class Call:
         return self.first_token_ms - self.arrival_ms + self.request.waited_ms <= ttft_ms
 
     @property
+    def foreseeable(self) -> bool:
+        """Whether a decode of it can begin before the token that it takes is known here."""
+        request = self.request
+        return self.forked and request.grammar is None and not request.sampling.remembers
+
+    @property
     def waiting(self) -> bool:
         """Whether nothing of it has run yet."""
         return self.admitted_ms is None

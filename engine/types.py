@@ -8,7 +8,7 @@ milliseconds, sizes are bytes.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -93,6 +93,13 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a draw looks at the tokens before it, beside what the model made of them."""
+        return bool(
+            self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +282,11 @@ class SequenceStart:
     grammar: str | None = None  # the request under which the engine's grammars know its own
 
 
+PENDING = -1
+"""In a row's `tokens`: the one that the step before this draws for the sequence. Only an executor
+that launches a step while another runs takes it (`engine.cuda.runner`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanRow:
     """One sequence's part of the step: a decode has one token, a prefill chunk several."""
@@ -386,4 +398,24 @@ class Executor(Protocol):
 
     def drop_adapter(self, slot: int) -> None:
         """Forgets a slot, complete or not. Its extents may be reused at once."""
+        ...
+
+
+@runtime_checkable
+class OverlappingExecutor(Executor, Protocol):
+    """An executor whose `execute` has two halves, so that the host works while the device does.
+
+    At most two steps are launched and not collected; they are collected in their order.
+    """
+
+    def launch(self, plan: StepPlan) -> None:
+        """Begins a step and returns. Its rows may take PENDING tokens of the step before."""
+        ...
+
+    def collect(self) -> StepResult:
+        """The result of the oldest step in flight; blocks until its tokens are known."""
+        ...
+
+    def abandon(self) -> None:
+        """Forgets the steps in flight, after one of them failed."""
         ...

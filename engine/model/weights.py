@@ -43,6 +43,10 @@ class Weight(ABC):
         """The 8-bit codes, or None when it is not stored as 8-bit groups of its columns."""
         return None
 
+    def fp8(self) -> tuple[npt.NDArray[np.uint8], Floats] | None:
+        """The bits of e4m3 numbers [out, in] and a scale for each row [out, 1], or None."""
+        return None
+
 
 class BlockWeight(Weight):
     """Rows of blocks as in a GGUF file; plain numbers are blocks of one."""
@@ -125,3 +129,6 @@ class Fp8Weight(Weight):
 
     def take(self, indices: npt.NDArray[np.int64]) -> Floats:
         return decode_fp8(self._rows[indices]) * self._scale[indices]
+
+    def fp8(self) -> tuple[npt.NDArray[np.uint8], Floats]:
+        return self._rows, self._scale
