@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.audit.service import actor_id
-from app.caller import Caller, KeyLimits
+from app.caller import Caller, KeyBudget, KeyLimits
 from app.db import after_commit
 from app.idempotency.service import create_once
 from app.keys import changes, grants, service
@@ -46,6 +46,7 @@ class KeyActions:
                 networks=body.networks,
                 expires_at=body.expires_at,
                 limits=body.limits(),
+                budget=body.budget(),
                 settings=self.platform.settings,
             )
             return self._shown_once(made)
@@ -75,6 +76,7 @@ class KeyActions:
                 networks=bounds["networks"],
                 expires_at=bounds["expires_at"],
                 limits=KeyLimits(**{name: bounds[name] for name in grants.LIMITS}),
+                budget=KeyBudget(**{name: bounds[name] for name in grants.BUDGETS}),
                 settings=self.platform.settings,
             )
             return self._shown_once(made)

@@ -5,8 +5,8 @@ from alembic import op
 
 from app.db import UtcDateTime
 
-revision = "0013_limit_requests"
-down_revision = "0012_version_uses"
+revision = "0015_limit_requests"
+down_revision = "0014_version_uses"
 branch_labels = None
 depends_on = None
 

@@ -5,8 +5,8 @@ from alembic import op
 
 from app.db import UtcDateTime
 
-revision = "0012_version_uses"
-down_revision = "0011_console"
+revision = "0014_version_uses"
+down_revision = "0013_resident_bytes"
 branch_labels = None
 depends_on = None
 
