@@ -21,6 +21,9 @@ ENTRYPOINT ["loramux"]
 CMD ["api"]
 
 FROM base AS engine
+# The forward pass on a CPU is compiled for the processor that it meets, at the first start.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+ENV XDG_CACHE_HOME=/var/lib/loramux/cache
 RUN pip install --constraint requirements.lock --editable '.[engine,s3]'
 USER loramux
 VOLUME /var/lib/loramux

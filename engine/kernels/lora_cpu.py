@@ -80,6 +80,19 @@ class NumbaLora(Lora):
         call.tokens = tokens.data_ptr()
         self._start(call, batch, y)
 
+    def prepare(self, groups: Sequence[SliceGroup], x: Tensor, y: Tensor) -> "PreparedCalls":
+        """Calls that a compiled forward pass makes itself, all from x into y: fp32, dense rows.
+
+        A group's rows begin at x and y and are `in_features` and `width` long.
+        """
+        calls = np.zeros(len(groups), np.dtype(Call))
+        for index, group in enumerate(groups):
+            call = self._call(group)
+            call.x, call.x_stride, call.tokens = x.data_ptr(), group.in_features, 0
+            call.y, call.y_stride = y.data_ptr(), group.width
+            calls[index] = np.frombuffer(bytes(call), calls.dtype)[0]
+        return PreparedCalls(calls, self._work)
+
     def _start(self, call: Call, batch: LoraBatch, y: Tensor) -> None:
         self._check(y)
         if not batch.chunk_count:
@@ -118,3 +131,23 @@ class NumbaLora(Lora):
     def _check(matrix: Tensor) -> None:
         if matrix.dtype != torch.float32 or matrix.stride(-1) != 1:
             raise ValueError("LoRA on the CPU takes fp32 rows that are contiguous")
+
+
+class PreparedCalls:
+    """The arguments of many calls, filled in together once a step."""
+
+    def __init__(self, calls: npt.NDArray[Any], work: int) -> None:
+        """calls: structured like `Call`; `work`: address of the pass's thread function."""
+        self._calls = calls
+        self._work = work
+        first = calls.ctypes.data
+        self.addresses: npt.NDArray[np.int64] = first + calls.itemsize * np.arange(calls.size)
+
+    def begin(self, batch: LoraBatch) -> int:
+        """Makes every call ready for this batch; the address of what each thread is to run."""
+        calls = self._calls
+        calls["batch"], calls["capacity"] = batch.buffer.ctypes.data, batch.capacity
+        calls["chunks"] = batch.chunk_count
+        calls["next_unit"] = 0
+        calls["units"] = batch.chunk_count * calls["slice_count"] * calls["parts"]
+        return self._work

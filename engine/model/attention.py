@@ -228,7 +228,7 @@ class _Span:
             return cls(chunk.first, chunk.count, None, None)
         first = 0 if window is None else max(0, chunk.start + 1 - window)
         positions = np.arange(first, end)
-        rows = torch.from_numpy(token_rows(cache, chunk.table, positions))
+        rows = torch.from_numpy(_rows_at(cache, chunk.table, positions))
         if causal:
             return cls(chunk.first, chunk.count, rows, None)
         query = torch.arange(chunk.start, end)[:, None]
@@ -259,7 +259,16 @@ class _Span:
         out[rows] = result[0].transpose(0, 1)
 
 
-def token_rows(
+def token_rows(cache: KvCache, chunks: Sequence[QueryChunk]) -> Tensor:
+    """The token rows of all chunks' queries: [T] int64."""
+    rows = [
+        _rows_at(cache, chunk.table, np.arange(chunk.start, chunk.start + chunk.count))
+        for chunk in chunks
+    ]
+    return torch.from_numpy(np.concatenate(rows))
+
+
+def _rows_at(
     cache: KvCache, table: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
     """The token rows of a sequence's positions. Both [n] int64."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from engine.model.quantization import GROUP, Int4Codes
 from engine.model.weights import Weight
 
-LinearPath = Literal["auto", "int4", "dense", "fp32"]
+LinearPath = Literal["auto", "native", "int4", "dense", "fp32"]
 
 _PACK_ROWS = 32  # batch size that the packed layout is made for; rows stay independent of it
 

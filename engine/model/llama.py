@@ -4,6 +4,7 @@ Activations are fp32, [T, ...]; rows of any adapter and of none are mixed. Linea
 input are one product (q, k, v | gate, up), and so are their adapters' updates.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from engine.kernels.lora import Lora
 from engine.kernels.metadata import LayerGroups, LoraBatch, SliceGroup, layer_groups
-from engine.model.attention import AttentionBatch
+from engine.model.attention import AttentionBatch, QueryChunk, token_rows
 from engine.model.kv_cache import KvCache
 from engine.model.linear import EXACT, Linear, PathChoice
 from engine.model.loader import Checkpoint
@@ -27,9 +28,17 @@ class StepBatch:
 
     tokens: Tensor
     positions: Tensor
-    token_rows: Tensor  # where each token's keys and values go, see KvCache
-    attention: AttentionBatch
+    chunks: Sequence[QueryChunk]  # in the order of their rows
     lora: LoraBatch | None  # None: no row uses an adapter
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """What all layers share of one step."""
+
+    token_rows: Tensor  # [T] int64, where each token's keys and values go, see KvCache
+    angles: RopeAngles
+    attention: AttentionBatch
 
 
 class Llama:
@@ -42,9 +51,12 @@ class Llama:
         cache: KvCache,
         lora: Lora,
         modules: tuple[ModuleSpec, ...],
+        *,
+        batch_invariant: bool,
     ) -> None:
         """`modules`: as in ModelDescription; adapters name them by index."""
         config = self.config = checkpoint.config
+        self._batch_invariant = batch_invariant
         self._cache = cache
         self._lora = lora
         divisors = checkpoint.rope_divisors()
@@ -65,8 +77,10 @@ class Llama:
         """Runs all blocks and writes the KV cache: [T, hidden] fp32, before the last norm."""
         hidden = self._embed(batch)
         angles = self._rope.at(batch.positions)
+        attention = AttentionBatch(self._cache, batch.chunks, batch_invariant=self._batch_invariant)
+        where = _Where(token_rows(self._cache, batch.chunks), angles, attention)
         for layer, block in enumerate(self._blocks):
-            block.forward(self, layer, hidden, angles, batch)
+            block.forward(self, layer, hidden, where, batch.lora)
         return hidden
 
     def logits(self, hidden: Tensor, lora: LoraBatch | None) -> Tensor:
@@ -99,8 +113,7 @@ class Llama:
         layer: int,
         qkv: Tensor,
         qk_norm: Tensor | None,
-        angles: RopeAngles,
-        batch: StepBatch,
+        where: _Where,
     ) -> Tensor:
         """qkv: [T, q_width + 2 kv_width] -> [T, q_width]. Writes the cache on the way.
 
@@ -112,11 +125,11 @@ class Llama:
         qk = qkv[:, :split].view(rows, rotated, config.head_dim)
         if qk_norm is not None:
             qk = F.rms_norm(qk, (config.head_dim,), None, config.norm_eps) * qk_norm
-        qk = rotate(qk, angles)
+        qk = rotate(qk, where.angles)
         q, k = qk[:, : config.heads], qk[:, config.heads :]
         v = qkv[:, split:].view(rows, config.kv_heads, config.head_dim)
-        self._cache.write(layer, batch.token_rows, k.reshape(rows, -1), qkv[:, split:])
-        return batch.attention.attend(layer, q.contiguous(), k, v)
+        self._cache.write(layer, where.token_rows, k.reshape(rows, -1), qkv[:, split:])
+        return where.attention.attend(layer, q.contiguous(), k, v)
 
 
 class _Block:
@@ -148,18 +161,18 @@ class _Block:
         self.down = linear("mlp.down_proj")
 
     def forward(
-        self, model: Llama, layer: int, hidden: Tensor, angles: RopeAngles, batch: StepBatch
+        self, model: Llama, layer: int, hidden: Tensor, where: _Where, lora: LoraBatch | None
     ) -> None:
         """Adds the block's two residual updates to hidden: [T, hidden], in place."""
         eps, inner = model.config.norm_eps, model.config.intermediate_size
         x = rms_norm(hidden, self.input_norm, eps)
-        qkv = model.project(self.qkv, self.groups.qkv, batch.lora, x)
-        x = model.attend(layer, qkv, self.qk_norm, angles, batch)
-        hidden.add_(model.project(self.o, self.groups.o, batch.lora, x))
+        qkv = model.project(self.qkv, self.groups.qkv, lora, x)
+        x = model.attend(layer, qkv, self.qk_norm, where)
+        hidden.add_(model.project(self.o, self.groups.o, lora, x))
         x = rms_norm(hidden, self.mlp_norm, eps)
-        y = model.project(self.gate_up, self.groups.gate_up, batch.lora, x)
+        y = model.project(self.gate_up, self.groups.gate_up, lora, x)
         x = F.silu(y[:, :inner]).mul_(y[:, inner:])
-        hidden.add_(model.project(self.down, self.groups.down, batch.lora, x))
+        hidden.add_(model.project(self.down, self.groups.down, lora, x))
 
 
 def _vector(checkpoint: Checkpoint, name: str) -> Tensor:

@@ -43,6 +43,14 @@ class Int4Codes:
     zero: Floats  # [out, in / 32]
 
 
+@dataclass(frozen=True, slots=True)
+class Int8Codes:
+    """A matrix [out, in] as w = scale * q, one scale a group of 32."""
+
+    q: npt.NDArray[np.int8]  # [out, in]
+    scale: Floats  # [out, in / 32]
+
+
 def row_bytes(type_name: str, columns: int) -> int:
     """Bytes of one row of `columns` weights."""
     for name, block, block_bytes in TENSOR_TYPES.values():
@@ -62,9 +70,8 @@ def decode(type_name: str, rows: npt.NDArray[np.uint8], columns: int) -> Floats:
         bits = _view(rows, np.uint16).reshape(count, columns).astype(np.uint32) << 16
         return bits.view(np.float32)
     if type_name == "Q8_0":
-        blocks = rows.reshape(count, -1, 34)
-        scale = _view(blocks[..., :2], np.float16).astype(np.float32)
-        values = np.ascontiguousarray(blocks[..., 2:]).view(np.int8) * scale
+        eight = int8_codes(rows)
+        values = eight.q.reshape(count, -1, GROUP) * eight.scale[..., None]
         return values.reshape(count, columns)
     if type_name in INT4_TYPES:
         codes = int4_codes(type_name, rows, columns)
@@ -145,6 +152,14 @@ def int4_codes(type_name: str, rows: npt.NDArray[np.uint8], columns: int) -> Int
     scale = np.ascontiguousarray(head[..., 0])
     zero = head[..., 1] + 8.0 * scale if type_name == "Q4_1" else np.zeros_like(scale)
     return Int4Codes(q, scale, zero)
+
+
+def int8_codes(rows: npt.NDArray[np.uint8]) -> Int8Codes:
+    """The codes of Q8_0's `rows`: uint8 [rows, row_bytes]."""
+    blocks = rows.reshape(rows.shape[0], -1, 2 + GROUP)
+    scale = _view(blocks[..., :2], np.float16).astype(np.float32)[..., 0]
+    q = np.ascontiguousarray(blocks[..., 2:]).view(np.int8)
+    return Int8Codes(q.reshape(rows.shape[0], -1), scale)
 
 
 def _view(raw: npt.NDArray[np.uint8], dtype: type[np.generic]) -> npt.NDArray[Any]:

@@ -21,7 +21,10 @@ class RopeAngles(NamedTuple):
 
 
 class Rope:
-    """cos and sin of every position of the context, computed once."""
+    """cos and sin of every position of the context, computed once: [context, head_dim] fp32.
+
+    `sin` is negated in the first half.
+    """
 
     def __init__(self, config: ModelConfig, divisors: Tensor | None = None) -> None:
         """`divisors`: [head_dim / 2] fp32, of the frequencies, where the checkpoint lists them."""
@@ -32,14 +35,14 @@ class Rope:
         angles = torch.outer(positions, frequencies)  # [context, head_dim / 2]
         amplitude = config.rope_scaling.amplitude
         cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
-        self._cos = torch.cat((cos, cos), dim=-1)
-        self._sin = torch.cat((-sin, sin), dim=-1)
+        self.cos = torch.cat((cos, cos), dim=-1)
+        self.sin = torch.cat((-sin, sin), dim=-1)
 
     def at(self, positions: Tensor) -> RopeAngles:
         """`positions`: [T] int64."""
         return RopeAngles(
-            self._cos.index_select(0, positions).unsqueeze(1),
-            self._sin.index_select(0, positions).unsqueeze(1),
+            self.cos.index_select(0, positions).unsqueeze(1),
+            self.sin.index_select(0, positions).unsqueeze(1),
         )
 
 

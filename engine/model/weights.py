@@ -10,9 +10,11 @@ from engine.model.quantization import (
     INT4_TYPES,
     Floats,
     Int4Codes,
+    Int8Codes,
     decode,
     decode_fp8,
     int4_codes,
+    int8_codes,
 )
 
 
@@ -37,6 +39,10 @@ class Weight(ABC):
         """The 4-bit codes, or None when it is not stored as 4-bit groups of its columns."""
         return None
 
+    def int8(self) -> Int8Codes | None:
+        """The 8-bit codes, or None when it is not stored as 8-bit groups of its columns."""
+        return None
+
 
 class BlockWeight(Weight):
     """Rows of blocks as in a GGUF file; plain numbers are blocks of one."""
@@ -58,6 +64,11 @@ class BlockWeight(Weight):
         if self.type not in INT4_TYPES or len(self.shape) != 2:
             return None
         return int4_codes(self.type, self.rows, self.columns)
+
+    def int8(self) -> Int8Codes | None:
+        if self.type != "Q8_0" or len(self.shape) != 2:
+            return None
+        return int8_codes(self.rows)
 
 
 class GroupedWeight(Weight):

@@ -16,7 +16,7 @@ OTHER = [(9 * index * index + 2 * index + 1) % 96 for index in range(80)]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory):
-    model = make_llama(seed=21, intermediate_size=144)
+    model = make_llama(seed=21, intermediate_size=160)
     folder = tmp_path_factory.mktemp("invariance")
     adapters = [
         make_adapter(model, folder / f"a{rank}", seed=rank, r=rank, target_modules=ALL_TARGETS)
@@ -25,9 +25,13 @@ def base(tmp_path_factory: pytest.TempPathFactory):
     return save_folder(model, folder / "base"), adapters
 
 
-@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
+@pytest.fixture(
+    params=[("fp32", 1), ("fp32", 3), ("native", 1), ("native", 3)],
+    ids=["one thread", "three threads", "native, one thread", "native, three threads"],
+)
 def driver(base, tmp_path: Path, request: pytest.FixtureRequest) -> Driver:
-    driver = Driver(base[0], tmp_path, batch_invariant=True, threads=request.param)
+    path, threads = request.param
+    driver = Driver(base[0], tmp_path, batch_invariant=True, linear_path=path, threads=threads)
     for slot, folder in enumerate(base[1]):
         driver.add_adapter(slot, read_blob(folder, driver.executor.description))
     return driver

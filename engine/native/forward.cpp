@@ -1,0 +1,311 @@
+// The decoder's forward pass on a CPU: one call a step, all layers, on the caller's threads.
+//
+// Every thread runs `loramux_forward` on the same `Step` and takes its share of each phase. Rows are
+// computed alike whatever the batch: a row's bits do not depend on the rows beside it.
+#include "simd.h"
+#include "team.h"
+#include "linear.h"
+#include "attention.h"
+
+#ifdef HAS_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+using namespace loramux;
+
+namespace {
+
+struct Layer {
+    const float* input_norm;  // [hidden]
+    const float* mlp_norm;    // [hidden]
+    const float* qk_norm;     // [heads + kv_heads, head_dim], or none
+    Linear qkv, o, gate_up, down;  // gate_up: a panel of gate, a panel of up, and so on
+};
+
+struct Model {
+    const Layer* layers;
+    int64_t layer_count, hidden, inner, heads, kv_heads, head_dim, window;  // window 0: none
+    float epsilon, scale;
+    const float* cos;  // [context, head_dim]
+    const float* sin;  // [context, head_dim], negated in the first half
+    int64_t kv_fp32, block_bytes;
+    uint8_t* arena;
+};
+
+// The part of an adapter pass's arguments that is read here; see engine/kernels/lora_numba.py.
+struct LoraCall {
+    std::atomic<int64_t> next_unit;
+    int64_t units;
+};
+
+struct Step {
+    const Model* model;
+    int64_t rows;
+    float* hidden;            // [rows, hidden], in and out
+    const int64_t* position;  // [rows]
+    const int64_t* first_block;  // [rows] where the row's table begins
+    const int32_t* tables;
+    float* x;          // [rows, widest input]
+    uint16_t* x_bf16;  // the same rounded, rows padded to 32
+    uint16_t* gated;   // [rows padded to 32, inner]
+    float* y;          // [rows, widest output]
+    float* q;          // [rows, heads * head_dim]
+    uint8_t* scratch;  // of each thread
+    int64_t scratch_bytes;
+    void (*adapters)(void*);       // none: no row uses an adapter
+    LoraCall* const* lora;         // [layers, 4]
+    std::atomic<int64_t> arrived;  // threads
+    Phase* phases;
+};
+
+constexpr int64_t ROWS_AT_ONCE = 4;
+
+// x / sqrt(mean(x^2) + epsilon) * weight, also where out is x.
+template <typename... Out>
+INLINE void normalize(const float* x, const float* weight, int64_t width, float epsilon, Out*... out) {
+    f32x16 squares = {};
+    for (int64_t i = 0; i < width; i += 16) squares += load(x + i) * load(x + i);
+    float factor = 1.f / __builtin_sqrtf(sum(squares) / width + epsilon);
+    for (int64_t i = 0; i < width; i += 16) {
+        f32x16 v = load(x + i) * factor * load(weight + i);
+        (store(out + i, v), ...);
+    }
+}
+
+// y for a pair of panels and all rows; `sink(row, columns)` gets 32 numbers of each row.
+template <typename Sink>
+INLINE void product(const Linear& linear, int64_t pair, const uint16_t* const* terms, int64_t term_count,
+                    int64_t stride, int64_t rows, uint8_t* scratch, Sink sink) {
+    float* c = (float*)scratch;
+    uint16_t* room = (uint16_t*)(scratch + TILE_ROWS * PAIR * 4);
+    bool both = 2 * pair + 1 < linear.panels();
+    const uint16_t* w0 = expanded(linear, 2 * pair, room);
+    const uint16_t* w1 = both ? expanded(linear, 2 * pair + 1, room + linear.inputs * PANEL) : w0;
+    f32x16 bias0 = {}, bias1 = {};
+    if (linear.bias) {
+        bias0 = load(linear.bias + pair * PAIR);
+        if (both) bias1 = load(linear.bias + pair * PAIR + PANEL);
+    }
+    for (int64_t first = 0; first < rows; first += TILE_ROWS) {
+        int64_t count = rows - first < TILE_ROWS ? rows - first : TILE_ROWS;
+        for (int64_t term = 0; term < term_count; term++)
+            multiply(terms[term] + first * stride, stride, count, linear.inputs, w0, w1, c, term > 0);
+        for (int64_t row = 0; row < count; row++)
+            sink(first + row, load(c + row * PAIR) + bias0, load(c + row * PAIR + PANEL) + bias1, both);
+    }
+}
+
+INLINE int64_t pairs(const Linear& linear) { return (linear.panels() + 1) / 2; }
+
+template <typename E>
+INLINE E* kv_row(const Model& m, int64_t layer, int64_t part) {
+    return (E*)m.arena + (layer * 2 + part) * BLOCK * m.kv_heads * m.head_dim;
+}
+
+INLINE void rotate(const float* x, const float* cos, const float* sin, int64_t dim, float scale, float* out) {
+    int64_t half = dim / 2;
+    for (int64_t i = 0; i < dim; i++) {
+        int64_t other = i < half ? i + half : i - half;
+        out[i] = (x[i] * cos[i] + x[other] * sin[i]) * scale;
+    }
+}
+
+template <typename E>
+INLINE void write_row(E* to, const float* from, int64_t count) {
+    for (int64_t i = 0; i < count; i += 16) store(to + i, load(from + i));
+}
+
+// Rotates q into step.q, and k and v into the cache.
+template <typename E>
+INLINE void place(const Step& s, const Model& m, const Layer& layer, int64_t index, int64_t row) {
+    int64_t dim = m.head_dim, width = m.kv_heads * dim, position = s.position[row];
+    float* y = s.y + row * layer.qkv.outputs;
+    const float *cos = m.cos + position * dim, *sin = m.sin + position * dim;
+    if (layer.qk_norm)
+        for (int64_t h = 0; h < m.heads + m.kv_heads; h++)
+            normalize(y + h * dim, layer.qk_norm + h * dim, dim, m.epsilon, y + h * dim);
+    for (int64_t h = 0; h < m.heads; h++)
+        rotate(y + h * dim, cos, sin, dim, m.scale, s.q + (row * m.heads + h) * dim);
+    int64_t block = s.tables[s.first_block[row] + position / BLOCK];
+    int64_t at = block * (m.block_bytes / (int64_t)sizeof(E)) + position % BLOCK * width;
+    float turned[256];
+    for (int64_t h = 0; h < m.kv_heads; h++) {
+        rotate(y + (m.heads + h) * dim, cos, sin, dim, 1.f, turned);
+        write_row(kv_row<E>(m, index, 0) + at + h * dim, turned, dim);
+    }
+    write_row(kv_row<E>(m, index, 1) + at, y + (m.heads + m.kv_heads) * dim, width);
+}
+
+template <typename E>
+INLINE void attend_row(const Step& s, const Model& m, int64_t index, int64_t unit, int64_t stride) {
+    int64_t row = unit / m.kv_heads, head = unit % m.kv_heads, dim = m.head_dim;
+    int64_t group = m.heads / m.kv_heads, position = s.position[row], width = m.kv_heads * dim;
+    Context<E> context = {
+        kv_row<E>(m, index, 0) + head * dim, kv_row<E>(m, index, 1) + head * dim,
+        m.block_bytes / (int64_t)sizeof(E), width, s.tables + s.first_block[row],
+        m.window && position + 1 > m.window ? position + 1 - m.window : 0, position};
+    int64_t column = head * group * dim;
+    float* out = s.x + row * stride + column;
+    attend_any<E>(context, group, dim, s.q + row * m.heads * dim + column, out);
+    write_row(s.x_bf16 + row * stride + column, out, group * dim);
+}
+
+template <typename E>
+void forward(Step& s) {
+    const Model& m = *s.model;
+    Tiles tiles;
+    Member member(s.phases);
+    uint8_t* scratch = s.scratch + s.arrived.fetch_add(1) * s.scratch_bytes;
+    int64_t row_groups = (s.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    auto each_row = [&](auto&& work) {
+        member.share(row_groups, [&](int64_t unit) {
+            int64_t end = (unit + 1) * ROWS_AT_ONCE;
+            for (int64_t row = unit * ROWS_AT_ONCE; row < (end < s.rows ? end : s.rows); row++) work(row);
+        });
+    };
+    auto linear = [&](const Linear& of, const uint16_t* x, auto&& sink) {
+        const uint16_t* terms[] = {x};
+        member.share(pairs(of), [&](int64_t pair) {
+            product(of, pair, terms, 1, of.inputs, s.rows, scratch,
+                    [&](int64_t row, f32x16 a, f32x16 b, bool both) { sink(pair, row, a, b, both); });
+        });
+    };
+    auto store_at = [&](float* base, int64_t width) {
+        return [=](int64_t pair, int64_t row, f32x16 a, f32x16 b, bool both) {
+            float* to = base + row * width + pair * PAIR;
+            store(to, a);
+            if (both) store(to + PANEL, b);
+        };
+    };
+    auto adapt = [&](int64_t index, int64_t kind) {
+        if (!s.adapters) return;
+        LoraCall* call = s.lora[index * 4 + kind];
+        member.join([&] { s.adapters(call); }, [&] { return call->next_unit.load() >= call->units; });
+    };
+    // With adapters, a linear that ends in the residual stream takes two phases more.
+    auto onto_hidden = [&](const Linear& of, const uint16_t* x, int64_t index, int64_t kind) {
+        if (!s.adapters) {
+            linear(of, x, [&](int64_t pair, int64_t row, f32x16 a, f32x16 b, bool both) {
+                float* to = s.hidden + row * m.hidden + pair * PAIR;
+                store(to, load(to) + a);
+                if (both) store(to + PANEL, load(to + PANEL) + b);
+            });
+            return;
+        }
+        linear(of, x, store_at(s.y, of.outputs));
+        adapt(index, kind);
+        each_row([&](int64_t row) {
+            float *to = s.hidden + row * m.hidden, *from = s.y + row * m.hidden;
+            for (int64_t i = 0; i < m.hidden; i += 16) store(to + i, load(to + i) + load(from + i));
+        });
+    };
+
+    for (int64_t index = 0; index < m.layer_count; index++) {
+        const Layer& layer = m.layers[index];
+        each_row([&](int64_t row) {
+            normalize(s.hidden + row * m.hidden, layer.input_norm, m.hidden, m.epsilon,
+                      s.x + row * m.hidden, s.x_bf16 + row * m.hidden);
+        });
+        linear(layer.qkv, s.x_bf16, store_at(s.y, layer.qkv.outputs));
+        adapt(index, 0);
+        each_row([&](int64_t row) { place<E>(s, m, layer, index, row); });
+        member.share(s.rows * m.kv_heads, [&](int64_t unit) { attend_row<E>(s, m, index, unit, m.heads * m.head_dim); });
+        onto_hidden(layer.o, s.x_bf16, index, 1);
+        each_row([&](int64_t row) {
+            normalize(s.hidden + row * m.hidden, layer.mlp_norm, m.hidden, m.epsilon,
+                      s.x + row * m.hidden, s.x_bf16 + row * m.hidden);
+        });
+        auto gated = [](f32x16 gate, f32x16 up) { return gate / (1.f + exponential(-gate)) * up; };
+        if (!s.adapters) {
+            linear(layer.gate_up, s.x_bf16, [&](int64_t pair, int64_t row, f32x16 a, f32x16 b, bool) {
+                store(s.gated + row * m.inner + pair * PANEL, gated(a, b));
+            });
+        } else {
+            linear(layer.gate_up, s.x_bf16, [&](int64_t pair, int64_t row, f32x16 a, f32x16 b, bool) {
+                float* to = s.y + row * 2 * m.inner + pair * PANEL;
+                store(to, a);
+                store(to + m.inner, b);
+            });
+            adapt(index, 2);
+            each_row([&](int64_t row) {
+                const float* from = s.y + row * 2 * m.inner;
+                for (int64_t i = 0; i < m.inner; i += 16) {
+                    f32x16 v = gated(load(from + i), load(from + m.inner + i));
+                    store(s.x + row * m.inner + i, v);
+                    store(s.gated + row * m.inner + i, v);
+                }
+            });
+        }
+        onto_hidden(layer.down, s.gated, index, 3);
+    }
+}
+
+struct Logits {
+    int64_t rows;
+    const float* hidden;  // [rows, width]
+    const float* norm;    // [width]
+    float epsilon;
+    Linear head;
+    float* x;         // [rows, width]: normalized
+    uint16_t* high;   // [rows padded to 32, width] bf16 of x
+    uint16_t* low;    // bf16 of what `high` lacks: logits are sums of fp32 activations
+    float* logits;    // [rows, outputs]
+    uint8_t* scratch;
+    int64_t scratch_bytes;
+    std::atomic<int64_t> arrived;
+    Phase* phases;
+};
+
+}  // namespace
+
+extern "C" {
+
+// Layouts that the caller was written for: sizes in bytes.
+int64_t loramux_size(int64_t which) {
+    const int64_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Step), sizeof(Logits), sizeof(Phase)};
+    return sizes[which];
+}
+
+// What the arithmetic runs on: 2 matrix unit, 1 bf16 dot products, 0 plain; -1 when the system refuses it.
+int64_t loramux_begin() {
+#if defined(HAS_AMX)
+    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0 ? 2 : -1;
+#elif defined(HAS_BF16)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+void loramux_forward(void* argument) {
+    Step& step = *(Step*)argument;
+    if (step.model->kv_fp32) forward<float>(step);
+    else forward<uint16_t>(step);
+}
+
+void loramux_logits(void* argument) {
+    Logits& s = *(Logits*)argument;
+    Tiles tiles;
+    Member member(s.phases);
+    uint8_t* scratch = s.scratch + s.arrived.fetch_add(1) * s.scratch_bytes;
+    int64_t width = s.head.inputs;
+    member.share(s.rows, [&](int64_t row) {
+        float* x = s.x + row * width;
+        uint16_t *high = s.high + row * width, *low = s.low + row * width;
+        normalize(s.hidden + row * width, s.norm, width, s.epsilon, x, high);
+        for (int64_t i = 0; i < width; i += 16) store(low + i, load(x + i) - load(high + i));
+    });
+    const uint16_t* terms[] = {s.high, s.low};
+    member.share(pairs(s.head), [&](int64_t pair) {
+        product(s.head, pair, terms, 2, width, s.rows, scratch,
+                [&](int64_t row, f32x16 a, f32x16 b, bool both) {
+                    float* to = s.logits + row * s.head.outputs + pair * PAIR;
+                    store(to, a);
+                    if (both) store(to + PANEL, b);
+                });
+    });
+}
+
+}  // extern "C"

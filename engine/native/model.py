@@ -1,0 +1,225 @@
+"""The Llama family on `forward.cpp`: a step is one call for all layers and one for the logits.
+
+Linears multiply bf16 activations with weights that are widened from the checkpoint's codes to bf16
+as they are read, and sum in fp32. Keys, values and their scores, norms and the residual stream are
+fp32 (keys and values are rounded to the cache's type). Logits are sums of fp32 activations. A row's
+bits depend on nothing but the row.
+"""
+
+import ctypes
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.kernels.lora import Lora
+from engine.kernels.lora_cpu import NumbaLora, PreparedCalls, thread_pool
+from engine.kernels.metadata import LoraBatch, SliceGroup, layer_groups
+from engine.model.kv_cache import KvCache
+from engine.model.llama import StepBatch
+from engine.model.loader import Checkpoint
+from engine.model.rope import Rope
+from engine.native.build import Library
+from engine.native.layout import PackedLinear, pack
+from engine.types import ModuleSpec
+
+_TILE_ROWS = 32
+_PHASE_BYTES, _PHASES_A_LAYER = 128, 15
+
+
+def _structure(name: str, *names: str, **kinds: type) -> type[ctypes.Structure]:
+    """A C structure of 64-bit fields, but for `kinds`."""
+    fields = [(field, kinds.get(field, ctypes.c_int64)) for field in names]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+_Linear = _structure("Linear", "kind", "data", "inputs", "outputs", "bias")
+_Layer = _structure(
+    "Layer", "input_norm", "mlp_norm", "qk_norm", "qkv", "o", "gate_up", "down",
+    qkv=_Linear, o=_Linear, gate_up=_Linear, down=_Linear,
+)  # fmt: skip
+_Model = _structure(
+    "Model", "layers", "layer_count", "hidden", "inner", "heads", "kv_heads", "head_dim", "window",
+    "epsilon", "scale", "cos", "sin", "kv_fp32", "block_bytes", "arena",
+    epsilon=ctypes.c_float, scale=ctypes.c_float,
+)  # fmt: skip
+_Step = _structure(
+    "Step", "model", "rows", "hidden", "position", "first_block", "tables", "x", "x_bf16", "gated",
+    "y", "q", "scratch", "scratch_bytes", "adapters", "lora", "arrived", "phases",
+)  # fmt: skip
+_Logits = _structure(
+    "Logits", "rows", "hidden", "norm", "epsilon", "head", "x", "high", "low", "logits", "scratch",
+    "scratch_bytes", "arrived", "phases", epsilon=ctypes.c_float, head=_Linear,
+)  # fmt: skip
+
+
+class NativeLlama:
+    """The base model's weights, ready to run. Same interface as `engine.model.llama.Llama`."""
+
+    def __init__(
+        self,
+        library: Library,
+        checkpoint: Checkpoint,
+        cache: KvCache,
+        arena: Tensor,
+        lora: Lora,
+        modules: tuple[ModuleSpec, ...],
+        *,
+        max_rows: int,
+    ) -> None:
+        """`modules`: as in ModelDescription.
+
+        Raises RuntimeError where `native_library` gives none, or for another library's structures.
+        """
+        structures = (_Linear, _Layer, _Model, _Step, _Logits)
+        if [library.size(i) for i in range(5)] != [ctypes.sizeof(s) for s in structures]:
+            raise RuntimeError("the native library was made for other structures")
+        run = thread_pool()
+        if run is None or not isinstance(lora, NumbaLora):
+            raise RuntimeError("torch runs on no GNU OpenMP here")
+        config = self.config = checkpoint.config
+        self._library, self._run, self._lora = library, run, lora
+        self._embedding = checkpoint.weight("model.embed_tokens.weight")
+        self._kept: list[object] = [arena, cache]  # what addresses below point to
+        self._layers = (_Layer * config.layers)(
+            *(self._layer(checkpoint, index) for index in range(config.layers))
+        )
+        self._norm = self._vector(checkpoint, "model.norm.weight")
+        head = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
+        self._head = self._linear(pack([checkpoint.weight(head)]))
+        self._model = self._describe(checkpoint, cache, arena)
+        self._buffers(max_rows)
+        groups = [layer_groups(modules, layer) for layer in range(config.layers)]
+        self._calls: PreparedCalls = lora.prepare(
+            [group for of in groups for group in (of.qkv, of.o, of.gate_up, of.down)],
+            self._x, self._y,
+        )  # fmt: skip
+        index = {module.target: i for i, module in enumerate(modules) if module.layer < 0}
+        self._embedding_group = SliceGroup.of(modules, [index["embed_tokens"]])
+        self._head_group = SliceGroup.of(modules, [index["lm_head"]])
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        """Runs all blocks and writes the KV cache: [T, hidden] fp32, before the last norm."""
+        hidden = torch.from_numpy(self._embedding.take(batch.tokens.numpy()))
+        if batch.lora is not None:
+            self._lora.embedding(self._embedding_group, batch.lora, batch.tokens, hidden)
+        tables = np.concatenate([chunk.table for chunk in batch.chunks]).astype(np.int32)
+        starts = np.cumsum([0, *(chunk.table.size for chunk in batch.chunks[:-1])])
+        first_block = np.repeat(starts, [chunk.count for chunk in batch.chunks])
+        threads = torch.get_num_threads()
+        step = _Step(
+            model=ctypes.addressof(self._model),
+            rows=hidden.shape[0],
+            hidden=hidden.data_ptr(),
+            position=batch.positions.data_ptr(),
+            first_block=first_block.ctypes.data,
+            tables=tables.ctypes.data,
+            x=self._x.data_ptr(),
+            x_bf16=self._x_bf16.data_ptr(),
+            gated=self._gated.data_ptr(),
+            y=self._y.data_ptr(),
+            q=self._q.data_ptr(),
+            scratch=self._scratch_for(threads).data_ptr(),
+            scratch_bytes=self._scratch_bytes,
+            adapters=0 if batch.lora is None else self._calls.begin(batch.lora),
+            lora=self._calls.addresses.ctypes.data,
+            phases=self._fresh_phases(_PHASES_A_LAYER * self.config.layers),
+        )
+        self._run(self._library.forward, ctypes.addressof(step), threads, 0)
+        return hidden
+
+    def logits(self, hidden: Tensor, lora: LoraBatch | None) -> Tensor:
+        """hidden: [R, hidden], the rows whose logits are wanted -> [R, vocab] fp32."""
+        rows, width = hidden.shape
+        hidden = hidden.contiguous()
+        padded = -(-rows // _TILE_ROWS) * _TILE_ROWS
+        x = torch.empty(rows, width)
+        high, low = torch.empty(2, padded, width, dtype=torch.bfloat16)
+        logits = torch.empty(rows, self.config.vocab_size)
+        threads = torch.get_num_threads()
+        call = _Logits(
+            rows=rows, hidden=hidden.data_ptr(), norm=self._norm.data_ptr(),
+            epsilon=self.config.norm_eps, head=self._head, x=x.data_ptr(), high=high.data_ptr(),
+            low=low.data_ptr(), logits=logits.data_ptr(),
+            scratch=self._scratch_for(threads).data_ptr(), scratch_bytes=self._scratch_bytes,
+            phases=self._fresh_phases(2),
+        )  # fmt: skip
+        self._run(self._library.logits, ctypes.addressof(call), threads, 0)
+        if lora is not None:
+            self._lora.linear(self._head_group, lora, x, logits)
+        return logits
+
+    # ------------------------------------------------------------------ what the structures hold
+
+    def _layer(self, checkpoint: Checkpoint, index: int) -> ctypes.Structure:
+        prefix, config = f"model.layers.{index}.", self.config
+
+        def linear(*names: str, bias: Tensor | None = None, alternating: bool = False) -> object:
+            weights = [checkpoint.weight(f"{prefix}{name}.weight") for name in names]
+            return self._linear(pack(weights, bias=bias, alternating=alternating))
+
+        qkv = [f"self_attn.{name}_proj" for name in "qkv"]
+        bias = qk_norm = None
+        if config.qkv_bias:
+            bias = torch.cat([self._vector(checkpoint, f"{prefix}{name}.bias") for name in qkv])
+        if config.qk_norm:
+            q, k = (self._vector(checkpoint, f"{prefix}self_attn.{n}_norm.weight") for n in "qk")
+            qk_norm = torch.cat((q.repeat(config.heads), k.repeat(config.kv_heads)))
+            self._kept.append(qk_norm)
+        norms = [
+            self._vector(checkpoint, f"{prefix}{name}_layernorm.weight").data_ptr()
+            for name in ("input", "post_attention")
+        ]
+        return _Layer(
+            *norms, 0 if qk_norm is None else qk_norm.data_ptr(),
+            linear(*qkv, bias=bias), linear("self_attn.o_proj"),
+            linear("mlp.gate_proj", "mlp.up_proj", alternating=True), linear("mlp.down_proj"),
+        )  # fmt: skip
+
+    def _linear(self, packed: PackedLinear) -> ctypes.Structure:
+        self._kept.append(packed)
+        bias = 0 if packed.bias is None else packed.bias.data_ptr()
+        return _Linear(packed.kind, packed.data.data_ptr(), packed.inputs, packed.outputs, bias)
+
+    def _vector(self, checkpoint: Checkpoint, name: str) -> Tensor:
+        vector = torch.from_numpy(checkpoint.weight(name).decode())
+        self._kept.append(vector)
+        return vector
+
+    def _describe(self, checkpoint: Checkpoint, cache: KvCache, arena: Tensor) -> ctypes.Structure:
+        config, divisors = self.config, checkpoint.rope_divisors()
+        rope = Rope(config, None if divisors is None else torch.from_numpy(divisors))
+        self._kept.append(rope)
+        return _Model(
+            layers=ctypes.addressof(self._layers), layer_count=config.layers,
+            hidden=config.hidden_size, inner=config.intermediate_size, heads=config.heads,
+            kv_heads=config.kv_heads, head_dim=config.head_dim, window=config.sliding_window or 0,
+            epsilon=config.norm_eps, scale=config.head_dim**-0.5, cos=rope.cos.data_ptr(),
+            sin=rope.sin.data_ptr(), kv_fp32=cache.dtype == torch.float32,
+            block_bytes=cache.block_bytes, arena=arena.data_ptr(),
+        )  # fmt: skip
+
+    def _buffers(self, max_rows: int) -> None:
+        config = self.config
+        padded = -(-max_rows // _TILE_ROWS) * _TILE_ROWS
+        widest_in = max(config.hidden_size, config.q_width)
+        widest_out = max(config.q_width + 2 * config.kv_width, 2 * config.intermediate_size)
+        self._x = torch.zeros(max_rows * max(widest_in, config.intermediate_size))
+        self._x_bf16 = torch.zeros(padded * widest_in, dtype=torch.bfloat16)
+        self._gated = torch.zeros(padded * config.intermediate_size, dtype=torch.bfloat16)
+        self._y = torch.zeros(max_rows * widest_out)
+        self._q = torch.zeros(max_rows * config.q_width)
+        deepest = max(widest_in, config.intermediate_size)
+        self._scratch_bytes = _TILE_ROWS * 32 * 4 + 2 * deepest * 16 * 2
+        self._scratch = torch.zeros(0, dtype=torch.uint8)
+        phases = _PHASES_A_LAYER * config.layers
+        self._phases = torch.zeros(phases * _PHASE_BYTES, dtype=torch.uint8)
+
+    def _scratch_for(self, threads: int) -> Tensor:
+        if self._scratch.numel() < threads * self._scratch_bytes:
+            self._scratch = torch.zeros(threads * self._scratch_bytes, dtype=torch.uint8)
+        return self._scratch
+
+    def _fresh_phases(self, count: int) -> int:
+        self._phases[: count * _PHASE_BYTES].zero_()
+        return self._phases.data_ptr()
