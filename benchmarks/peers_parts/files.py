@@ -18,8 +18,9 @@ from engine.tokenizer_files import read_tokenizer
 from engine.types import LAYER_TARGETS
 
 ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
-STRENGTH = 0.05
-"""Standard deviation of the adapters' random B: enough to change most answers."""
+STRENGTH = 0.4
+"""Standard deviation of the adapters' random B x sqrt(rank): every rank changes answers alike, and
+so much that a peer without the adapter shares few tokens with one that has it."""
 
 
 def base_in_transformers(checkpoint: Checkpoint) -> LlamaForCausalLM:
@@ -65,7 +66,7 @@ def write_adapters(base: ModelConfig, folder: Path) -> list[Path]:
             part = "self_attn" if target in ATTENTION_TARGETS else "mlp"
             name = f"base_model.model.model.layers.{layer}.{part}.{target}"
             a = rng.uniform(-1, 1, (rank, inputs)) / inputs**0.5
-            b = STRENGTH * rng.standard_normal((outputs, rank))
+            b = STRENGTH / rank**0.5 * rng.standard_normal((outputs, rank))
             tensors[f"{name}.lora_A.weight"] = a.astype(np.float32)
             tensors[f"{name}.lora_B.weight"] = b.astype(np.float32)
         save_file(tensors, path / "adapter_model.safetensors")
