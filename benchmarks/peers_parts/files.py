@@ -9,6 +9,7 @@ import torch
 from peft import LoraConfig
 from safetensors.numpy import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.peers_parts.workload import RANKS
 from engine.model.config import ModelConfig, read_json
@@ -43,6 +44,7 @@ def base_in_transformers(checkpoint: Checkpoint) -> LlamaForCausalLM:
 
 def write_checkpoint(model: LlamaForCausalLM, base: Path, folder: Path) -> None:
     """The model as a Hugging Face folder, with the tokenizer and chat template of `base`."""
+    disable_progress_bar()
     model.save_pretrained(folder)
     files = read_tokenizer(base)
     tokenizer = PreTrainedTokenizerFast(
