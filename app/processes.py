@@ -65,6 +65,7 @@ def engine_command(
         "max-rank": settings.max_rank,
         "max-choices": settings.max_choices,
         "max-waiting-per-tenant": settings.tenant_max_waiting,
+        "backend": settings.engine_backend,
         "threads": settings.engine_threads,
         "drain-ms": settings.drain_grace_s * 1000,
     }

@@ -153,10 +153,14 @@ class Settings(BaseSettings):
     that register. One with another key is refused."""
     engine_timeout_s: float = Field(default=600.0, gt=0)
     """Longest time that one request may run in the engine."""
+    engine_backend: Literal["auto", "cpu", "cuda"] = "auto"
+    """What the engine computes on. `auto`: a CUDA device where there is one that can serve the
+    model, else the CPU."""
     engine_threads: int = Field(default=0, ge=0)
     """CPU threads of the engine; 0 means all cores."""
     arena_bytes: int = Field(default=512 * _MIB, ge=16 * _MIB)
-    """Size of the engine's arena, which holds the KV cache and the resident adapters."""
+    """Size of the engine's arena, which holds the KV cache and the resident adapters. On a CUDA
+    device the arena is what the model leaves of it."""
     host_cache_bytes: int = Field(default=256 * _MIB, ge=0)
     """Host memory for adapters that are not in the arena."""
 
@@ -228,6 +232,9 @@ class Settings(BaseSettings):
     """Adapters of a tenant without a limit of its own."""
     tenant_max_stored_bytes: int | None = Field(default=10 * 1024 * _MIB, ge=0)
     """Stored bytes of a tenant without a limit of its own."""
+    tenant_max_resident_bytes: int | None = Field(default=None, ge=1)
+    """Bytes that the adapters of a tenant without a limit of its own may hold in an engine's device
+    memory, and the same in host memory; unset: no limit."""
     tenant_max_tokens: int | None = Field(default=4096, ge=1)
     """Largest `max_tokens` of a tenant without a limit of its own."""
 

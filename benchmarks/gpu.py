@@ -1,14 +1,17 @@
 """Checks and times the GPU kernels of this repository on the CUDA device that is here.
 
-    python -m benchmarks.gpu
+    python -m benchmarks.gpu [all|kernels|engine]
 
 First every kernel must equal its plain reference; only then is it timed, beside the time that its
 bytes or its operations alone would take (`roofline`) at the copy bandwidth and the bf16 rate
 measured in the same run. At the end, the fused 4-bit linear beside the separate one: the rows that
-`engine/kernels/fuse.py` may take. Needs torch, triton and numpy, no model and no network; a few
-minutes.
+`engine/kernels/fuse.py` may take. Then the whole engine (`gpu_engine`): right or not, graphs beside
+eager steps, decodes and prompts against their floors, adapters against the base, loads beside
+steps. Needs torch, triton and numpy, no model and no network; meant to stay under 8 minutes.
 """
 
+import argparse
+import gc
 import statistics
 import sys
 from collections.abc import Callable
@@ -16,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks import gpu_kernels, roofline
+from benchmarks import gpu_engine, gpu_kernels, roofline
 from engine.kernels.fuse import fusable
 from engine.kernels.fused_cuda import Int4LoraLinear
 from engine.kernels.int4 import pack
@@ -183,9 +186,27 @@ def fuse_or_separate(lora: TritonLora, modules: list[ModuleSpec]) -> None:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", nargs="?", choices=("all", "kernels", "engine"), default="all")
+    part = parser.parse_args().part
     if not torch.cuda.is_available():
         print("no CUDA device here; nothing was checked", file=sys.stderr)
         return 1
+    bandwidth, rate = copy_bandwidth(), matmul_rate()
+    device = torch.cuda.get_device_name()
+    print(f"{device}: copy {bandwidth / 1e12:.2f} TB/s, bf16 {rate / 1e12:.0f} TFLOP/s")
+    right = True
+    if part != "engine":
+        right = kernels(bandwidth, rate)
+        gc.collect()
+        torch.cuda.empty_cache()
+    if part != "kernels":
+        right = gpu_engine.run(bandwidth, rate) and right
+    return 0 if right else 1
+
+
+def kernels(bandwidth: float, rate: float) -> bool:
+    """Checks and times every kernel; whether all are right."""
     modules = block()
     arena, layouts, first_bytes = fill_arena(modules)
     lora = TritonLora(
@@ -195,9 +216,6 @@ def main() -> int:
     for slot, (layout, first_byte) in enumerate(zip(layouts, first_bytes, strict=True)):
         lora.activate(slot, layout, first_byte)
         reference.activate(slot, layout, first_byte)
-    bandwidth, rate = copy_bandwidth(), matmul_rate()
-    device = torch.cuda.get_device_name()
-    print(f"{device}: copy {bandwidth / 1e12:.2f} TB/s, bf16 {rate / 1e12:.0f} TFLOP/s")
     groups = layer_groups(modules, 0)
     print(f"{'':42}{'error':>10}{'ms':>9}{'floor ms':>10}{'of it':>8}")
     right = [
@@ -218,7 +236,7 @@ def main() -> int:
 
             right.append(timed(f"lora {name}, {workload.name}", off, call, floor))
     fuse_or_separate(lora, modules)
-    return 0 if all(right) else 1
+    return all(right)
 
 
 if __name__ == "__main__":

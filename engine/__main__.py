@@ -2,7 +2,6 @@
 
 import logging
 import os
-import platform
 import signal
 import sys
 from collections.abc import Callable
@@ -47,44 +46,33 @@ def load_core(
     yield_cores(config.threads)
     from engine.adapters.loader import StoreLoader
     from engine.adapters.store import open_store
+    from engine.backends import open_backend
     from engine.calibration import calibrate
     from engine.core import EngineCore
     from engine.grammar import GrammarLimits, Grammars, Vocabulary
-    from engine.runner import CpuExecutor
     from engine.step_time import StepTimeFile
     from engine.text import TextCodec
 
     def load_vocabulary() -> Vocabulary:
-        return Vocabulary.of(TextCodec.load(config.base_model), executor.description.eos_token_ids)
+        return Vocabulary.of(TextCodec.load(config.base_model), description.eos_token_ids)
 
     clock = SystemClock()
     limits = GrammarLimits(config.max_grammar_bytes, config.grammar_compile_ms)
     grammars = Grammars(load_vocabulary, limits, clock)
-    executor = CpuExecutor(config, clock, grammars=grammars)
+    backend = open_backend(config, clock, grammars)
+    description = backend.executor.description
     grammars.prepare()
-    loader = StoreLoader(config, open_store(config.store_url), executor.description)
-    description = executor.description
-    device = f"{description.backend} {processor()} {config.threads or os.cpu_count()} threads"
+    store = open_store(config.store_url)
+    loader = StoreLoader(config, store, description, allocate=backend.allocate)
+    device = f"{description.backend} {backend.device}"
     kept = StepTimeFile(config.data_dir / "step-times", description.base_digest, device)
     known = kept.load()
-    core = EngineCore(config, executor, loader, clock, known, grammars=grammars)
+    core = EngineCore(config, backend.executor, loader, clock, known, grammars=grammars)
     if known is None and config.calibration_ms > 0:
         calibrate(core, clock, config.calibration_ms)
         kept.save(core.step_times)
     at_end(lambda: kept.save(core.step_times))
     return core, description
-
-
-def processor() -> str:
-    """The CPU's model, as far as the system tells."""
-    try:
-        with open("/proc/cpuinfo") as info:
-            for line in info:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def yield_cores(threads: int) -> None:

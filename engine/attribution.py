@@ -63,7 +63,9 @@ class Attribution:
     def _split_time(plan: StepPlan, duration_ms: float, running: Mapping[int, "Sequence"]) -> None:
         parts = []
         for row in plan.rows:
-            sequence = running[row.seq]
+            sequence = running.get(row.seq)
+            if sequence is None:  # it ended after the step was launched
+                continue
             prompt_tokens = len(sequence.call.request.prompt)
             cost = row_cost(row, prompt_tokens, sequence.rank)
             parts.append((sequence.call.cost, is_prefill(row, prompt_tokens), cost))

@@ -38,7 +38,13 @@ class EngineConfig:
     lease_ms: Annotated[float, "how long a registration outlives the last sign of it"] = 10_000.0
     tracing: Annotated[bool, "send OpenTelemetry spans, as OTEL_* says"] = False
 
-    arena_bytes: Annotated[int, "KV cache and resident adapters, together"] = 1024 * MIB
+    backend: Annotated[
+        Literal["auto", "cpu", "cuda"], "what steps run on; auto: a CUDA device where one can"
+    ] = "auto"
+    arena_bytes: Annotated[int, "KV cache and resident adapters, together (cpu)"] = 1024 * MIB
+    device_memory_share: Annotated[
+        float, "of the device's memory, what the engine may use; the arena gets the rest (cuda)"
+    ] = 0.9
     adapter_share: Annotated[float, "most of the arena that adapters may hold"] = 0.5
     host_cache_bytes: Annotated[int, "adapters kept in host memory"] = 512 * MIB
     max_slots: Annotated[int, "most adapters resident at once"] = 128
@@ -68,6 +74,9 @@ class EngineConfig:
     grammar_compile_ms: Annotated[float, "longest time that one may be compiled"] = 10_000.0
     prefix_caching: Annotated[bool, "keep the KV blocks of finished prompts"] = True
 
+    form_cache_bytes: Annotated[
+        int, "disk for repacked weights of quantized base models; 0: none is kept"
+    ] = 32 << 30
     threads: Annotated[int, "CPU threads; 0: all cores"] = 0
     batch_invariant: Annotated[bool, "bitwise equal answers whatever else is in the batch"] = False
     linear_path: Annotated[Literal["auto", "native", "int4", "dense", "fp32"], "base linears"] = (
@@ -82,10 +91,16 @@ class EngineConfig:
                      "max_choices", "max_waiting", "max_waiting_per_tenant"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.form_cache_bytes < 0:
+            raise ValueError(f"form_cache_bytes must not be negative, not {self.form_cache_bytes}")
         if self.lease_ms < 100:
             raise ValueError(f"lease_ms must be at least 100, not {self.lease_ms}")
         if not 0.0 < self.adapter_share < 1.0:
             raise ValueError(f"adapter_share must lie between 0 and 1, not {self.adapter_share}")
+        if not 0.0 < self.device_memory_share <= 1.0:
+            raise ValueError(
+                f"device_memory_share must lie between 0 and 1, not {self.device_memory_share}"
+            )
         if self.max_batch_tokens < self.max_running:
             raise ValueError(
                 f"max_batch_tokens ({self.max_batch_tokens}) must hold a decode of each of "

@@ -20,6 +20,7 @@ from engine.request import Call, Sequence, charged_tenant
 from engine.scheduler import Scheduler
 from engine.step_counts import StepCounter
 from engine.step_time import StepTimes
+from engine.steps_ahead import Step, StepsAhead
 from engine.types import (
     AdapterRef,
     EngineStatus,
@@ -62,6 +63,7 @@ class EngineCore:
         self._policy = policy = make_policy(config.policy)
         self._pool = AdapterPool(config, self._arena, self._blocks, executor, loader, policy, clock)
         self._scheduler = Scheduler(config, self._blocks, self._pool, policy, self.step_times)
+        self._ahead = StepsAhead(executor, self._scheduler)
         self._eos = frozenset(self._description.eos_token_ids)
         self._calls: dict[str, Call] = {}
         self._deadlines: LazyHeap[Call] = LazyHeap()  # of requests that have not started
@@ -86,24 +88,34 @@ class EngineCore:
         outputs += self._take_in_adapters(now_ms)
         outputs += self._take_in_grammars(now_ms)
         outputs += self._expire(now_ms)
-        plan = self._scheduler.schedule(now_ms)
-        if plan is None:
+        step = self._ahead.begun or self._planned(now_ms)
+        if step is None:
             return outputs
         try:
-            result = self._executor.execute(plan)
+            result = self._ahead.run(step)
         except Exception:
-            log.exception("step %d failed with %d rows", plan.step, len(plan.rows))
-            return outputs + self._give_up(plan)
-        self._attribute(plan, result, now_ms)
-        outputs += self._emit(plan, result)
+            log.exception("step %d failed with %d rows", step.plan.step, len(step.plan.rows))
+            return outputs + self._give_up([step, *self._ahead.abandon()])
+        self._attribute(step.plan, result, now_ms)
+        outputs += self._emit(step.plan, result)
         # all that lies between two tokens of a decode, not the device's part alone
-        self.step_times.observe(self._scheduler.shape, self._clock.now_ms() - now_ms)
+        self.step_times.observe(step.shape, self._clock.now_ms() - now_ms)
         return outputs
+
+    def _planned(self, now_ms: float) -> Step | None:
+        plan = self._scheduler.schedule(now_ms)
+        return None if plan is None else Step(plan, self._scheduler.shape)
 
     @property
     def has_work(self) -> bool:
         """Whether `step` should be called again without waiting for a message."""
-        return bool(self._calls or self._outbox or self._scheduler.runnable or self._pool.busy)
+        return bool(
+            self._calls
+            or self._outbox
+            or self._scheduler.runnable
+            or self._pool.busy
+            or self._ahead.begun
+        )
 
     def _take_in_adapters(self, now_ms: float) -> list[RequestOutput]:
         config = self._config
@@ -199,11 +211,7 @@ class EngineCore:
     def _note_first_token(self, call: Call) -> None:
         if (met := call.ttft_met) is not None:
             percentile = call.request.budget.percentile
-            attainment = self._policy.attainment
-            attainment.first_token(call.tenant, percentile, met=met)
-            if call.predicted_ms and call.first_token_ms is not None:
-                actual_ms = call.first_token_ms - call.arrival_ms
-                attainment.predicted(call.tenant, percentile, actual_ms / call.predicted_ms)
+            self._policy.attainment.first_token(call.tenant, percentile, met=met)
 
     def _note_finished(self, sequence: Sequence, now_ms: float) -> None:
         """The last token of a choice is due with as many budgets as tokens followed the first."""
@@ -213,13 +221,14 @@ class EngineCore:
         met = now_ms <= first_ms + budget.tpot_ms * (len(sequence.generated) - 1)
         self._policy.attainment.finished(sequence.tenant, budget.percentile, met=met)
 
-    def _give_up(self, plan: StepPlan) -> list[RequestOutput]:
+    def _give_up(self, steps: list[Step]) -> list[RequestOutput]:
         """A step that failed ends the requests it carried; nobody else's."""
         now_ms = self._clock.now_ms()
         outputs: list[RequestOutput] = []
-        for call in self._scheduler.undo(plan):
-            message = "The engine failed while it computed this request."
-            outputs += self._end(call, "error", now_ms, "engine_step_failed", message)
+        for step in steps:
+            for call in self._scheduler.undo(step.plan):
+                message = "The engine failed while it computed this request."
+                outputs += self._end(call, "error", now_ms, "engine_step_failed", message)
         return outputs
 
     # ------------------------------------------------------------------ requests
@@ -411,6 +420,7 @@ class EngineCore:
             attainment=self._policy.attainment.counts(),
             step_counts=self._step_counts.counts(),
             loads_total=self._pool.loads,
+            resident=self._pool.by_tenant(),
             evictions_total=self._pool.evictions,
         )
 

@@ -17,15 +17,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.clock import Clock, SystemClock
 from engine.errors import RequestRefused
-from engine.text import TextCodec
 from engine.types import Grammar
+
+if TYPE_CHECKING:  # it brings jinja2, which the step path does not need
+    from engine.text import TextCodec
 
 FIELD = "response_format"
 """The parameter that refusals name; tools have grammars too, and the api names those itself."""
@@ -63,7 +65,7 @@ class Vocabulary:
     encode: Callable[[str], list[int]]
 
     @classmethod
-    def of(cls, codec: TextCodec, end: Iterable[int]) -> "Vocabulary":
+    def of(cls, codec: "TextCodec", end: Iterable[int]) -> "Vocabulary":
         ids = range(codec.vocab_size)
         return cls(
             tokens=[codec.token_bytes(token_id) for token_id in ids],

@@ -157,7 +157,6 @@ class Call:
     urgent_ms: float = math.inf
     lost_ms: float = math.inf
     patience_ms: float = 0.0  # the turn of one without a budget
-    predicted_ms: float | None = None  # to the first token, at admission; None: no matter
     sequences: list[Sequence] = field(default_factory=list)  # those not finished
     forked: bool = False
     emitted: int = 0
@@ -197,6 +196,12 @@ class Call:
         if ttft_ms is None or self.first_token_ms is None:
             return None
         return self.first_token_ms - self.arrival_ms + self.request.waited_ms <= ttft_ms
+
+    @property
+    def foreseeable(self) -> bool:
+        """Whether a decode of it can begin before the token that it takes is known here."""
+        request = self.request
+        return self.forked and request.grammar is None and not request.sampling.remembers
 
     @property
     def waiting(self) -> bool:

@@ -4,7 +4,7 @@ It owns the arena, the model and what it knows of each sequence (its block table
 runs when, and which block or slot is whose, is decided before the plan arrives.
 """
 
-import itertools
+import platform
 from typing import Protocol
 
 import numpy as np
@@ -18,15 +18,16 @@ from engine.config import EngineConfig
 from engine.grammar import MatcherSource
 from engine.kernels.lora import open_lora
 from engine.kernels.metadata import LoraBatch
-from engine.model.attention import QueryChunk
 from engine.model.description import describe, identify
+from engine.model.form_cache import FormCache, forms_key
 from engine.model.kv_cache import KvCache, KvDtype, block_bytes
-from engine.model.linear import bf16_is_fast, choose_path, make_rows_stable
+from engine.model.linear import PathChoice, bf16_is_fast, choose_path, make_rows_stable
 from engine.model.llama import Llama, StepBatch
 from engine.model.loader import Checkpoint, open_checkpoint
 from engine.native.build import Library
 from engine.native.choose import native_library
 from engine.sampler import Sampled, Sampler, finite_rows, prompt_logprobs
+from engine.step_rows import FlatRows, KnownSequence, PromptLogprobs, flatten, row_results
 from engine.types import (
     AdapterBlob,
     ModelDescription,
@@ -59,18 +60,6 @@ class TokenSampler(Protocol):
     def sample(self, logits: Tensor, seqs: list[int]) -> list[Sampled]:
         """logits: [R, vocab] fp32, row i of sequence seqs[i]; may be overwritten."""
         ...
-
-
-class _Sequence:
-    """A sequence's known tokens and its block table."""
-
-    def __init__(self, start: SequenceStart) -> None:
-        self.tokens = [*start.prompt, *start.generated]
-        self.table: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-
-    def append_blocks(self, blocks: list[int]) -> None:
-        if blocks:
-            self.table = np.append(self.table, blocks)
 
 
 class CpuExecutor:
@@ -121,7 +110,7 @@ class CpuExecutor:
         self._sampler = sampler or Sampler(
             checkpoint.config.vocab_size, checkpoint.config.eos_token_ids, grammars
         )
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, KnownSequence] = {}
 
     def _open_model(
         self,
@@ -130,21 +119,26 @@ class CpuExecutor:
         library: Library | None,
         arena: Tensor,
     ) -> Model:
-        modules = self._description.modules
+        modules, digest = self._description.modules, self._description.base_digest
         if library is not None:
             from engine.native.model import NativeLlama  # wants numba
 
-            return NativeLlama(
-                library, checkpoint, self._cache, arena, self._lora, modules,
+            forms = _form_cache(config, digest, None)
+            native = NativeLlama(
+                library, checkpoint, self._cache, arena, self._lora, modules, forms,
                 max_rows=config.max_batch_tokens,
             )  # fmt: skip
+            forms.close()
+            return native
         choice = choose_path(
             config.linear_path, batch_invariant=config.batch_invariant, fast_bf16=bf16_is_fast()
         )
+        forms = _form_cache(config, digest, choice)
         model = Llama(
-            checkpoint, choice, self._cache, self._lora, modules,
+            checkpoint, choice, self._cache, self._lora, modules, forms,
             batch_invariant=config.batch_invariant,
         )  # fmt: skip
+        forms.close()
         if config.batch_invariant and not all(map(make_rows_stable, model.linears_by_shape())):
             raise RuntimeError("this CPU's matrix products depend on the batch size: no invariance")
         return model
@@ -188,40 +182,29 @@ class CpuExecutor:
         return StepResult(plan.step, rows, self._clock.now_ms() - began)
 
     def _start(self, start: SequenceStart) -> None:
-        self._sequences[start.seq] = _Sequence(start)
+        self._sequences[start.seq] = KnownSequence(start)
         self._sampler.start(start)
 
     def _run(self, rows: list[PlanRow]) -> list[RowResult]:
-        counts = [len(row.tokens) for row in rows]
-        first = [0, *itertools.accumulate(counts)]
-        slots = np.repeat([row.slot for row in rows], counts)
-        hidden = self._model.forward(self._batch(rows, first, slots))
+        flat = flatten(rows, self._sequences, self._cache.rows_per_block)
+        hidden = self._model.forward(self._batch(flat))
         prompts = {
-            row.seq: self._prompt_logprobs(row, hidden[at : at + len(row.tokens)])
-            for row, at in zip(rows, first, strict=False)
-            if row.prompt_logprobs is not None
+            row.seq: self._prompt_logprobs(row, hidden[part])
+            for row, part in flat.asking_for_prompt_logprobs()
         }
-        sampling = [(row, end - 1) for row, end in zip(rows, first[1:], strict=True) if row.sample]
+        sampling = flat.sampling()
         drawn: dict[int, Sampled] = {}
         for start in range(0, len(sampling), _LOGIT_ROWS):
             drawn |= self._draw(hidden, sampling[start : start + _LOGIT_ROWS])
-        return [_result(row, drawn.get(row.seq), prompts.get(row.seq)) for row in rows]
+        return row_results(rows, drawn, prompts)
 
-    def _batch(
-        self, rows: list[PlanRow], first: list[int], slots: npt.NDArray[np.int64]
-    ) -> StepBatch:
-        """The rows flattened, with every index that the layers share."""
-        chunks = []
-        for row, at in zip(rows, first, strict=False):
-            sequence = self._sequences[row.seq]
-            sequence.append_blocks(row.new_blocks)
-            chunks.append(QueryChunk(at, len(row.tokens), row.start, sequence.table))
-        positions = [np.arange(chunk.start, chunk.start + chunk.count) for chunk in chunks]
+    def _batch(self, flat: FlatRows) -> StepBatch:
+        """The rows as the layers share them."""
         return StepBatch(
-            tokens=torch.tensor([token for row in rows for token in row.tokens]),
-            positions=torch.from_numpy(np.concatenate(positions)),
-            chunks=chunks,
-            lora=_fill(self._step_lora, slots),
+            tokens=torch.from_numpy(flat.tokens),
+            positions=torch.from_numpy(flat.positions),
+            chunks=flat.chunks,
+            lora=_fill(self._step_lora, flat.slots),
         )
 
     def _draw(self, hidden: Tensor, sampling: list[tuple[PlanRow, int]]) -> dict[int, Sampled]:
@@ -231,10 +214,9 @@ class CpuExecutor:
         seqs = [row.seq for row, _ in sampling]
         return dict(zip(seqs, self._sampler.sample(logits, seqs), strict=True))
 
-    def _prompt_logprobs(self, row: PlanRow, hidden: Tensor) -> tuple[list[TokenLogprobs], bool]:
+    def _prompt_logprobs(self, row: PlanRow, hidden: Tensor) -> PromptLogprobs:
         """What the model expected after each of the row's tokens, and whether all was finite."""
-        known = self._sequences[row.seq].tokens[row.start + 1 : row.start + 1 + len(row.tokens)]
-        following = [*known, *[None] * (len(row.tokens) - len(known))]
+        following = self._sequences[row.seq].following(row)
         entries: list[TokenLogprobs] = []
         finite = True
         for start in range(0, len(row.tokens), _LOGIT_ROWS):
@@ -249,26 +231,27 @@ class CpuExecutor:
         return self._model.logits(hidden, _fill(self._logit_lora, np.array(slots)))
 
 
-def _result(
-    row: PlanRow, drawn: Sampled | None, prompt: tuple[list[TokenLogprobs], bool] | None
-) -> RowResult:
-    of_prompt, finite = prompt or (None, True)
-    if drawn is None:
-        return RowResult(row.seq, [], None, of_prompt, finite)
-    if not drawn.finite:
-        return RowResult(row.seq, [], None, of_prompt, finite=False)
-    if drawn.stuck:
-        return RowResult(row.seq, [], None, of_prompt, finite, stuck=True)
-    logprobs = None if drawn.logprobs is None else [drawn.logprobs]
-    return RowResult(row.seq, [drawn.token_id], logprobs, of_prompt, finite)
-
-
 def _fill(batch: LoraBatch, slots: npt.NDArray[np.int64]) -> LoraBatch | None:
     """The batch over these rows' adapter slots, or None when no row has one."""
     if (slots < 0).all():
         return None
     batch.build(slots)
     return batch
+
+
+def _form_cache(config: EngineConfig, base_digest: str, choice: PathChoice | None) -> FormCache:
+    """What forms differ by: torch's kernels lay weights out for the processor they run on.
+
+    `choice`: None for the compiled pass, whose layout is its own.
+    """
+    facts = {
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "choice": choice,
+    }
+    folder = config.data_dir / "base-models" / "forms"
+    return FormCache(folder, forms_key(base_digest, facts), config.form_cache_bytes)
 
 
 def _kv_dtype(config: EngineConfig, *, native: bool) -> KvDtype:

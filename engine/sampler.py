@@ -36,7 +36,7 @@ class Sampled(NamedTuple):
     stuck: bool = False
 
 
-class _Sequence:
+class SampledSequence:
     """What later draws of a sequence depend on."""
 
     def __init__(self, start: SequenceStart, matcher: Matcher | None) -> None:
@@ -53,6 +53,10 @@ class _Sequence:
 
     def record(self, token: int) -> None:
         self.position += 1
+        self.take(token)
+
+    def take(self, token: int) -> None:
+        """What later draws depend on beside the position."""
         if self.matcher is not None:
             self.matcher.advance(token)
         if _counts(self.params):
@@ -77,7 +81,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._grammars = grammars
         self._eos = tuple(eos_token_ids)
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, SampledSequence] = {}
 
     def start(self, start: SequenceStart) -> None:
         """Introduces a sequence, with what it had generated before a preemption.
@@ -92,7 +96,7 @@ class Sampler:
             if self._grammars is None:
                 raise ValueError("this sampler knows no grammars")
             matcher = self._grammars.matcher(start.grammar)
-        self._sequences[start.seq] = _Sequence(start, matcher)
+        self._sequences[start.seq] = SampledSequence(start, matcher)
 
     def drop(self, seq: int) -> None:
         """Forgets a sequence; one that is unknown is no error."""
@@ -118,7 +122,7 @@ class Sampler:
         tokens = _choose(logits, sequences)
         widths = [sequences[row].params.logprobs or 0 for row in wanted]
         reported = dict(
-            zip(wanted, _report(logprobs, [tokens[row] for row in wanted], widths), strict=True)
+            zip(wanted, report(logprobs, [tokens[row] for row in wanted], widths), strict=True)
         )
         for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
             if row not in stuck:
@@ -133,7 +137,7 @@ class Sampler:
     def _knows(self, token: int) -> bool:
         return 0 <= token < self._vocab_size
 
-    def _mask(self, logits: Tensor, sequences: list[_Sequence]) -> set[int]:
+    def _mask(self, logits: Tensor, sequences: list[SampledSequence]) -> set[int]:
         """Forbids what the rows' grammars forbid, in place; the rows that are stuck."""
         rows = [row for row, sequence in enumerate(sequences) if sequence.matcher is not None]
         if not rows or self._grammars is None:
@@ -154,7 +158,7 @@ class Sampler:
         )
         return stuck
 
-    def _adjust(self, logits: Tensor, sequences: list[_Sequence]) -> None:
+    def _adjust(self, logits: Tensor, sequences: list[SampledSequence]) -> None:
         """Penalties, bias and forbidden end tokens, in place. Costs nothing where none is asked."""
         repeated, counted = _Entries(), _Entries()
         biased, forbidden = _Entries(), _Entries()
@@ -184,7 +188,7 @@ def _always(amount: float) -> Callable[[int], float]:
     return lambda _: amount
 
 
-def _penalty_of(sequence: _Sequence) -> Callable[[int], float]:
+def _penalty_of(sequence: SampledSequence) -> Callable[[int], float]:
     params, counts = sequence.params, sequence.generated
     return lambda token: -params.presence_penalty - params.frequency_penalty * counts[token]
 
@@ -213,21 +217,22 @@ class _Entries:
         return (index[0], index[1]), torch.tensor(self._amounts, device=device)
 
 
-def _choose(logits: Tensor, sequences: list[_Sequence]) -> list[int]:
+def draw_of(sequence: SampledSequence) -> Draw | None:
+    """How the sequence's next token is drawn; None: the likeliest is taken."""
+    params = sequence.params
+    if params.temperature < GREEDY_BELOW:
+        return None
+    number = uniform(params.seed, sequence.choice, sequence.position)
+    return Draw(number, params.temperature, params.top_k, params.top_p, params.min_p)
+
+
+def _choose(logits: Tensor, sequences: list[SampledSequence]) -> list[int]:
     """The tokens of all rows: the likeliest where the row is greedy, else drawn."""
-    random = [row for row, s in enumerate(sequences) if s.params.temperature >= GREEDY_BELOW]
+    asked = [draw_of(sequence) for sequence in sequences]
+    random = [row for row, each in enumerate(asked) if each is not None]
     if not random:
         return _integers(logits.argmax(dim=-1))
-    draws = [
-        Draw(
-            uniform(s.params.seed, s.choice, s.position),
-            s.params.temperature,
-            s.params.top_k,
-            s.params.top_p,
-            s.params.min_p,
-        )
-        for s in (sequences[row] for row in random)
-    ]
+    draws = [each for each in asked if each is not None]
     if len(random) == len(sequences):
         return _integers(draw(logits, draws))
     tokens = logits.argmax(dim=-1)
@@ -261,10 +266,10 @@ def prompt_logprobs(
     tokens = [
         best if token is None else token for token, best in zip(next_tokens, likeliest, strict=True)
     ]
-    return _report(logprobs, tokens, [k] * len(tokens))
+    return report(logprobs, tokens, [k] * len(tokens))
 
 
-def _report(logprobs: Tensor, tokens: list[int], widths: list[int]) -> list[TokenLogprobs]:
+def report(logprobs: Tensor, tokens: list[int], widths: list[int]) -> list[TokenLogprobs]:
     """logprobs: [n, vocab]; the entry of each row's token with its widths[i] most likely."""
     if not tokens:
         return []

@@ -10,14 +10,15 @@ later. How much one step may hold is `engine/step_budget.py`; time comes in as a
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.adapters.pool import AdapterPool
+from engine.arrivals import NONE, Arrivals, Overtaking, Question
 from engine.backlog import Backlogs
 from engine.config import EngineConfig
 from engine.forecast import AnswerLength, Standing
 from engine.kv_blocks import KvBlocks, blocks_for
-from engine.policy import URGENT_SHARE, Policy, serves_the_oldest, token_cost
+from engine.policy import OUTPUT_COST, URGENT_SHARE, Policy, serves_the_oldest, token_cost
 from engine.request import Call, Sequence, SequenceState
 from engine.step_budget import (
     PATIENCE_STEPS,
@@ -27,7 +28,15 @@ from engine.step_budget import (
     draft_decodes,
 )
 from engine.step_time import StepShape, StepTimes
-from engine.types import BLOCK_TOKENS, AdapterRef, PlanRow, RowResult, SequenceStart, StepPlan
+from engine.types import (
+    BLOCK_TOKENS,
+    PENDING,
+    AdapterRef,
+    PlanRow,
+    RowResult,
+    SequenceStart,
+    StepPlan,
+)
 from engine.waiting import FairQueue
 
 PROTECTED_AFTER = 3
@@ -62,6 +71,7 @@ class Scheduler:
         self._policy = policy
         self._times = times or StepTimes()
         self._backlogs = Backlogs(policy)
+        self._arrivals = Arrivals(policy)
         self._answers = AnswerLength()
         self._ready: FairQueue[Sequence] = FairQueue(policy)
         self._running: dict[int, Sequence] = {}
@@ -131,6 +141,7 @@ class Scheduler:
         hurried = call.request.budget.ttft_ms is not None
         prompt = len(call.request.prompt)
         self._backlogs.add(call.tenant, call.weight, prompt, now_ms, hurried=hurried)
+        self._arrivals.add(call.tenant, call.weight, prompt, now_ms)
         sequence.state = SequenceState.LOADING
         if usable:
             self.make_ready(sequence, now_ms)
@@ -204,6 +215,45 @@ class Scheduler:
         self._next_step += 1
         self._closed, self._copies = [], {}
         return plan
+
+    def foresee(self, plan: StepPlan) -> StepPlan | None:
+        """The step after `plan`, which runs now, where it follows without that one's tokens.
+
+        So it does while nothing but decodes runs and nobody can start: each goes on with the token
+        that `plan` draws for it, PENDING in its place. A decode that turns out to have ended with
+        it is computed for nothing. None: the next step needs the tokens, or a decision.
+        """
+        if self._closed or self._copies:
+            return None
+        known = [(row, self._running[row.seq]) for row in plan.rows if row.seq in self._running]
+        if len(known) < len(self._running):
+            return None
+        if not all(_goes_on(row, sequence) for row, sequence in known):
+            return None
+        # the others end with the token that is being drawn
+        going = [s for _, s in known if len(s.generated) + 1 < s.call.max_tokens]
+        if self._ready and len(going) < self._config.max_running:
+            return None
+        missing = sum(max(0, blocks_for(s.length + 1) - len(s.blocks)) for s in going)
+        if not going or missing > self._blocks.available:
+            return None
+        rows = [self._row_beyond(sequence) for sequence in going]
+        shape = self._shape
+        kv_tokens = shape.kv_tokens + len(rows)
+        self._shape = replace(shape, decode_rows=len(rows), kv_tokens=kv_tokens)
+        self._next_step += 1
+        return StepPlan(self._next_step - 1, [], [], [], rows)
+
+    def _row_beyond(self, sequence: Sequence) -> PlanRow:
+        """The decode of the token that is being drawn."""
+        return PlanRow(
+            seq=sequence.seq,
+            start=sequence.length,
+            tokens=[PENDING],
+            new_blocks=self._announce_blocks(sequence, sequence.length + 1),
+            slot=sequence.slot,
+            sample=True,
+        )
 
     def _demand(self) -> Demand:
         """What the running sequences need, in one pass."""
@@ -366,16 +416,7 @@ class Scheduler:
     def _row(self, sequence: Sequence, count: int) -> PlanRow:
         """The next `count` tokens of a sequence; its new blocks must be available."""
         start, end = sequence.computed, sequence.computed + count
-        missing = -(-end // BLOCK_TOKENS) - len(sequence.blocks)
-        if missing > 0:
-            taken = self._blocks.take(missing)
-            if taken is None:
-                raise AssertionError("a row is planned only when its blocks are available")
-            sequence.blocks += taken
-        new_blocks = []
-        if sequence.announced_blocks != len(sequence.blocks):
-            new_blocks = sequence.blocks[sequence.announced_blocks :]
-            sequence.announced_blocks = len(sequence.blocks)
+        new_blocks = self._announce_blocks(sequence, end)
         decode = end == sequence.length and start >= sequence.prompt_tokens and count == 1
         logprobs = sequence.call.request.prompt_logprobs
         return PlanRow(
@@ -387,6 +428,20 @@ class Scheduler:
             sample=end == sequence.length,
             prompt_logprobs=logprobs if _wants_prompt_logprobs(sequence) else None,
         )
+
+    def _announce_blocks(self, sequence: Sequence, end: int) -> list[int]:
+        """Takes what is missing for the first `end` tokens; the blocks new to the executor."""
+        missing = -(-end // BLOCK_TOKENS) - len(sequence.blocks)
+        if missing > 0:
+            taken = self._blocks.take(missing)
+            if taken is None:
+                raise AssertionError("a row is planned only when its blocks are available")
+            sequence.blocks += taken
+        if sequence.announced_blocks == len(sequence.blocks):
+            return []
+        new_blocks = sequence.blocks[sequence.announced_blocks :]
+        sequence.announced_blocks = len(sequence.blocks)
+        return new_blocks
 
     def _introduce(self, rows: list[PlanRow]) -> list[SequenceStart]:
         started = []
@@ -439,7 +494,7 @@ class Scheduler:
     def undo(self, plan: StepPlan) -> list[Call]:
         """The step failed: the requests that had a part in it, whose KV is now in doubt."""
         self._closed = plan.closed + self._closed  # perhaps not carried out; twice does no harm
-        touched = [self._running[row.seq] for row in plan.rows]
+        touched = [self._running[row.seq] for row in plan.rows if row.seq in self._running]
         destinations = {destination for _, destination in plan.copies}
         touched += [s for s in self._running.values() if not destinations.isdisjoint(s.blocks)]
         return list(dict.fromkeys(sequence.call for sequence in touched))
@@ -610,7 +665,19 @@ class Scheduler:
             own_turn_ms=self._backlogs.own_turn_ms(call.tenant, prompt, now_ms, token_ms),
             answer_tokens=answer_tokens,
             adapter_ms=0.0 if adapter is None else self._pool.expected_ms(adapter, now_ms),
+            overtaking=self._overtaking(call, now_ms, token_ms, answer_tokens),
+            percentile=call.request.budget.percentile,
         )
+
+    def _overtaking(
+        self, call: Call, now_ms: float, token_ms: float, answer_tokens: float
+    ) -> Overtaking:
+        ttft_ms = call.request.budget.ttft_ms
+        if ttft_ms is None or not self._policy.keeps_budgets:
+            return NONE
+        left_ms = max(1.0, ttft_ms - call.request.waited_ms)
+        asked = Question(token_ms, OUTPUT_COST * answer_tokens, left_ms)
+        return self._arrivals.overtaking(call.tenant, call.weight, now_ms, asked)
 
     def _usual_chunk(self, decodes: StepShape, commitments: Commitments) -> int:
         """Prompt tokens of a step beside these decodes, as the budgets allow."""
@@ -630,6 +697,12 @@ class Scheduler:
 def _places(sequence: Sequence) -> int:
     """Places among the running that the sequence takes, choices that will branch off included."""
     return 1 if sequence.call.forked else sequence.call.request.choices
+
+
+def _goes_on(row: PlanRow, sequence: Sequence) -> bool:
+    """Whether a row is the last known token of a decode that can be foreseen."""
+    decode = len(row.tokens) == 1 and row.sample and row.start + 1 == sequence.length
+    return decode and row.start >= sequence.prompt_tokens and sequence.call.foreseeable
 
 
 def _wants_prompt_logprobs(sequence: Sequence) -> bool:

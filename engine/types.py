@@ -8,7 +8,7 @@ milliseconds, sizes are bytes.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -94,6 +94,13 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
 
+    @property
+    def remembers(self) -> bool:
+        """Whether a draw looks at the tokens before it, beside what the model made of them."""
+        return bool(
+            self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LatencyBudget:
@@ -102,6 +109,14 @@ class LatencyBudget:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     percentile: float = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentBytes:
+    """Bytes of a tenant's adapters in each tier (device, host): at most, and kept from others."""
+
+    most: int | None = None  # no limit
+    reserved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +140,7 @@ class GenerateRequest:
     choices: int = 1
     weight: float = 1.0
     budget: LatencyBudget = LatencyBudget()
+    resident: ResidentBytes = ResidentBytes()
     deadline_ms: float | None = None  # remaining, counted from receipt
     waited_ms: float = 0.0  # from the last byte at the gateway until it was sent on
     prompt_logprobs: int | None = None  # k most likely at every prompt position (validation)
@@ -199,6 +215,16 @@ class Residency:
     pins: int
 
 
+@dataclass(frozen=True, slots=True)
+class TenantResidency:
+    """Bytes of one tenant's adapters, and what it was promised."""
+
+    device_bytes: int
+    host_bytes: int
+    most_bytes: int | None
+    reserved_bytes: int  # as far as the device keeps it
+
+
 STEP_BOUNDS_MS = (2.0, 5.0, 10.0, 20.0, 35.0, 50.0, 75.0, 100.0, 200.0, 500.0, 1000.0, 5000.0)
 """Upper bounds of the buckets in which steps are counted by their time."""
 
@@ -257,6 +283,7 @@ class EngineStatus:
     held: bool = False  # drained by an operator's call, which `resume` takes back
     step_counts: StepCounts = StepCounts()
     loads_total: int = 0  # adapters read from the store
+    resident: dict[str, TenantResidency] = field(default_factory=dict)  # by tenant
     evictions_total: int = 0  # adapters that left the device for another one or for KV blocks
 
 
@@ -273,6 +300,11 @@ class SequenceStart:
     sampling: SamplingParams
     choice: int
     grammar: str | None = None  # the request under which the engine's grammars know its own
+
+
+PENDING = -1
+"""In a row's `tokens`: the one that the step before this draws for the sequence. Only an executor
+that launches a step while another runs takes it (`engine.cuda.runner`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,4 +418,24 @@ class Executor(Protocol):
 
     def drop_adapter(self, slot: int) -> None:
         """Forgets a slot, complete or not. Its extents may be reused at once."""
+        ...
+
+
+@runtime_checkable
+class OverlappingExecutor(Executor, Protocol):
+    """An executor whose `execute` has two halves, so that the host works while the device does.
+
+    At most two steps are launched and not collected; they are collected in their order.
+    """
+
+    def launch(self, plan: StepPlan) -> None:
+        """Begins a step and returns. Its rows may take PENDING tokens of the step before."""
+        ...
+
+    def collect(self) -> StepResult:
+        """The result of the oldest step in flight; blocks until its tokens are known."""
+        ...
+
+    def abandon(self) -> None:
+        """Forgets the steps in flight, after one of them failed."""
         ...

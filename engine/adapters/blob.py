@@ -5,6 +5,7 @@ fp32, every matrix at an offset that is a multiple of 64 bytes. For embed_tokens
 [vocab, rank], so that a token's row is contiguous, and B stays [hidden, rank].
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,7 @@ from engine.types import AdapterBlob, AdapterLayout, AdapterModule
 
 ALIGNMENT_BYTES = 64
 BlobDtype = Literal["bf16", "fp32"]
+Allocate = Callable[[int], np.ndarray]
 
 
 def layout_adapter(plan: AdapterPlan, dtype: BlobDtype) -> AdapterLayout:
@@ -32,15 +34,26 @@ def layout_adapter(plan: AdapterPlan, dtype: BlobDtype) -> AdapterLayout:
     return AdapterLayout(tuple(modules), dtype, max((m.rank for m in modules), default=0), at)
 
 
-def build_blob(weights_path: Path, plan: AdapterPlan, dtype: BlobDtype) -> AdapterBlob:
+def aligned_buffer(nbytes: int) -> np.ndarray:
+    """uint8 [nbytes] of zeros whose address is a multiple of 64."""
+    spare = np.zeros(nbytes + ALIGNMENT_BYTES, np.uint8)
+    start = -spare.ctypes.data % ALIGNMENT_BYTES
+    return spare[start : start + nbytes]
+
+
+def build_blob(
+    weights_path: Path, plan: AdapterPlan, dtype: BlobDtype, *, allocate: Allocate = aligned_buffer
+) -> AdapterBlob:
     """Reads the planned tensors into one aligned buffer; at most a few MiB beside it.
+
+    `allocate`: makes the buffer, uint8 [nbytes] of zeros at a multiple of 64.
 
     Raises AdapterRefused for a number that is not finite (in `dtype`), AdapterCorrupt for a file
     that ends early.
     """
     plan.require()
     layout = layout_adapter(plan, dtype)
-    buffer = _aligned_buffer(layout.nbytes)
+    buffer = allocate(layout.nbytes)
     with TensorData(weights_path) as data:
         for pair, place in zip(plan.pairs, layout.modules, strict=True):
             turned = pair.embedding
@@ -56,13 +69,6 @@ def _aligned(offset: int) -> int:
 def _elements(tensor: TensorInfo) -> int:
     height, width = tensor.shape
     return height * width
-
-
-def _aligned_buffer(nbytes: int) -> np.ndarray:
-    """uint8 [nbytes] of zeros whose address is a multiple of 64."""
-    spare = np.zeros(nbytes + ALIGNMENT_BYTES, np.uint8)
-    start = -spare.ctypes.data % ALIGNMENT_BYTES
-    return spare[start : start + nbytes]
 
 
 def _view(

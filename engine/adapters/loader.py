@@ -9,7 +9,7 @@ import queue
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from engine.adapters.blob import BlobDtype, build_blob, layout_adapter
+from engine.adapters.blob import Allocate, BlobDtype, aligned_buffer, build_blob, layout_adapter
 from engine.adapters.config import check_config
 from engine.adapters.loading import Loaded, LoadEvent, LoadFailed, Measured
 from engine.adapters.plan import AdapterPlan, plan_adapter
@@ -28,8 +28,15 @@ class StoreLoader:
     """A Loader over an AdapterStore. `measure`, `build`, `abandon` and `poll`: one thread."""
 
     def __init__(
-        self, config: EngineConfig, store: AdapterStore, description: ModelDescription
+        self,
+        config: EngineConfig,
+        store: AdapterStore,
+        description: ModelDescription,
+        *,
+        allocate: Allocate | None = None,
     ) -> None:
+        """`allocate`: see build_blob; called in the loading threads."""
+        self._allocate = allocate or aligned_buffer
         self._store = store
         self._description = description
         self._max_rank = min(config.max_rank, description.max_rank)
@@ -92,7 +99,8 @@ class StoreLoader:
 
     def _build(self, ref: AdapterRef, files: StoredFiles, plan: AdapterPlan) -> Loaded:
         try:
-            return Loaded(ref, build_blob(files.weights_path, plan, self._dtype))
+            blob = build_blob(files.weights_path, plan, self._dtype, allocate=self._allocate)
+            return Loaded(ref, blob)
         finally:
             self._release(files)
 

@@ -6,7 +6,7 @@ plain `reference.paged_attention`.
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -25,10 +25,19 @@ HEAD_SIZES = (64, 128)
 _MERGE_HEADS = 4
 
 
+class AttentionGrid(NamedTuple):
+    """How many items of each kind get programs. Those without work end at once."""
+
+    short: int
+    long: int
+    merges: int
+
+
 class TritonAttention:
     """A step's queries on the device, and attention over them in every layer.
 
-    `build` it anew every step; its buffers keep their addresses.
+    `build` it anew every step; its buffers keep their addresses. `grid`: what is started, whatever
+    the step holds, as a captured graph must; None: as the step asks.
     """
 
     def __init__(
@@ -56,6 +65,7 @@ class TritonAttention:
         group = config.heads // config.kv_heads
         self._short_rows = max(SHORT.rows, triton.next_power_of_2(group))
         one_tile = batch_invariant or dtype == torch.float32 or group > LONG.rows
+        self._has_long = not one_tile
         self.work = PagedWork(
             max_rows=max_rows,
             max_blocks=max_blocks,
@@ -68,11 +78,27 @@ class TritonAttention:
         self._buffer = torch.zeros(self.work.buffer.size, dtype=torch.int32, device=device)
         self._partial = torch.empty(max_partials, config.heads, config.head_dim, device=device)
         self._stats = torch.empty(max_partials, config.heads, 2, device=device)
+        self.grid: AttentionGrid | None = None
+        self._uploads = True
+
+    def place(self, buffer: Tensor) -> None:
+        """From now on the work lies there, int32 [work.buffer.size]; the caller brings it over."""
+        self._buffer = buffer
+        self._uploads = False
+
+    def decode_grid(self, rows: int) -> AttentionGrid:
+        """For any step of at most `rows` decodes."""
+        return AttentionGrid(rows + self.work.max_partials, 0, rows)
+
+    def every_grid(self) -> AttentionGrid:
+        """Starts each kernel that any step may need."""
+        return AttentionGrid(1, int(self._has_long), 1)
 
     def build(self, chunks: "Sequence[QueryChunk]") -> None:
         """Describes a new step; see PagedWork.build."""
         self.work.build(chunks)
-        self._buffer.copy_(torch.from_numpy(self.work.buffer))
+        if self._uploads:
+            self._buffer.copy_(torch.from_numpy(self.work.buffer))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The heads' outputs, [T, heads * head_dim] in the dtype of q.
@@ -82,14 +108,15 @@ class TritonAttention:
         """
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         work = self.work
-        if work.long_count:
-            self._start(layer, q, out, LONG, LONG.rows, work.long_start, work.long_count, 1)
-        if work.short_count:
+        grid = self.grid or AttentionGrid(work.short_count, work.long_count, work.merge_count)
+        if grid.long:
+            self._start(layer, q, out, LONG, LONG.rows, work.long_start, grid.long, 1)
+        if grid.short:
             rows = self._short_rows
-            self._start(layer, q, out, SHORT, rows, work.short_start, work.short_count, 0)
-        if work.merge_count:
+            self._start(layer, q, out, SHORT, rows, work.short_start, grid.short, 0)
+        if grid.merges:
             heads, head_dim = q.shape[1:]
-            merge[(work.merge_count, triton.cdiv(heads, _MERGE_HEADS))](
+            merge[(grid.merges, triton.cdiv(heads, _MERGE_HEADS))](
                 self._partial, self._stats, out, self._buffer, work.merge_start,
                 HEADS=heads, D=head_dim, BLOCK=_MERGE_HEADS, num_warps=4,
             )  # fmt: skip

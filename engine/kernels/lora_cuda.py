@@ -1,7 +1,9 @@
 """Multi-LoRA on CUDA: where the Triton kernels of `lora_triton` get their arguments."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ from engine.kernels.lora import Lora
 from engine.kernels.lora_triton import (
     RANK_TILE,
     SPLIT,
-    SPLIT_ROWS,
+    TILES,
     WHOLE,
     Tile,
     choose_tile,
@@ -29,22 +31,64 @@ from engine.types import AdapterLayout, ModuleSpec
 MAX_SLICES = 3
 
 
+class LoraGrid(NamedTuple):
+    """How many programs are started, and of which kind. Those without work end at once."""
+
+    chunks: int
+    rank_tiles: int
+    tile: Tile
+
+
 class DeviceBatch(LoraBatch):
-    """A `LoraBatch` whose buffer also lies on the device, at one address for its lifetime."""
+    """A `LoraBatch` whose buffer also lies on the device, at one address for its lifetime.
+
+    `grid`: what is started, whatever the batch holds, as a captured graph must; None: as the batch
+    asks.
+    """
 
     def __init__(self, capacity: int, device: torch.device, fixed_tile: Tile | None) -> None:
         super().__init__(capacity, RANK_TILE)
         self.device_buffer = torch.zeros(self.buffer.size, dtype=torch.int32, device=device)
         self.tile = fixed_tile or SPLIT
+        self.grid: LoraGrid | None = None
         self._fixed_tile = fixed_tile
+        self._uploads = True
+
+    def place(self, device_buffer: Tensor) -> None:
+        """From now on the batch lies there, int32 [buffer.size]; the caller brings it over."""
+        self.device_buffer = device_buffer
+        self._uploads = False
+
+    def decode_grid(self, chunks: int, rank: int) -> LoraGrid:
+        """For any batch of at most so many chunks of adapters of at most this rank.
+
+        A chunk has up to SPLIT.rows rows of one adapter.
+        """
+        return LoraGrid(chunks, triton.cdiv(rank, RANK_TILE), self._fixed_tile or SPLIT)
+
+    def every_grid(self) -> list[LoraGrid]:
+        """Between them they start each kernel that any batch may need."""
+        tiles = [self._fixed_tile] if self._fixed_tile else TILES.values()
+        return [LoraGrid(1, 1, tile) for tile in tiles]
 
     def build(self, row_slots: npt.ArrayLike) -> None:
         slots = np.asarray(row_slots, np.int32)
         used = slots[slots >= 0]
-        self.tile = self._fixed_tile or choose_tile(used.size, np.unique(used).size)
+        if self.grid is not None:
+            self.tile = self.grid.tile
+        else:
+            self.tile = self._fixed_tile or choose_tile(used.size, np.unique(used).size)
         self.chunk_rows = self.tile.rows
         super().build(slots)
-        self.device_buffer.copy_(torch.from_numpy(self.buffer))
+        if self._uploads:
+            self.device_buffer.copy_(torch.from_numpy(self.buffer))
+
+
+class DeviceLora(Lora):
+    """Multi-LoRA whose batches lie on a device."""
+
+    @abstractmethod
+    def new_batch(self, capacity: int) -> DeviceBatch: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +97,7 @@ class _DeviceGroup:
     tiles: Tensor  # int32 [tiles, 3]: slice, first column of the slice, first column of y
 
 
-class TritonLora(Lora):
+class TritonLora(DeviceLora):
     """x and y are bf16 or fp32 and contiguous in the last dimension.
 
     Dots are bf16 with fp32 sums for a bf16 arena, fp32 otherwise and under Triton's interpreter.
@@ -78,7 +122,8 @@ class TritonLora(Lora):
         self._scale = torch.zeros(slots, len(modules), dtype=torch.float32, device=device)
         self.max_rows, self.max_rank = max_rows, max_rank
         self._hidden_stride = triton.cdiv(max_rank, RANK_TILE) * RANK_TILE
-        planes = max(SPLIT.splits * min(max_rows, SPLIT_ROWS), max_rows) * MAX_SLICES
+        # planes lie a batch's capacity apart, however few of its rows are used
+        planes = SPLIT.splits * MAX_SLICES * max_rows
         self._hidden = torch.empty(planes * self._hidden_stride, device=device)
         self._fixed_tile = WHOLE if batch_invariant or dtype == "fp32" else None
         interpreted = isinstance(shrink, InterpretedFunction)
@@ -99,16 +144,15 @@ class TritonLora(Lora):
         self._upload(slot)
 
     def linear(self, group: SliceGroup, batch: LoraBatch, x: Tensor, y: Tensor) -> None:
-        if batch.chunk_count:
+        if self._grid(batch).chunks:
             self.shrink(group, batch, x)
             self._expand(group, batch, self._hidden, y, tokens=None)
 
     def shrink(self, group: SliceGroup, batch: LoraBatch, x: Tensor) -> None:
         """x A^T of the adapter rows, for an expand to come. The batch must have a chunk."""
-        device_batch, tile = _of_device(batch)
-        slices = len(group.modules)
-        rank_tiles = triton.cdiv(self._largest_rank(batch), RANK_TILE)
-        shrink[(batch.chunk_count, slices * rank_tiles, tile.splits)](
+        device_batch, grid = _of_device(batch).device_buffer, self._grid(batch)
+        slices, tile = len(group.modules), grid.tile
+        shrink[(grid.chunks, slices * grid.rank_tiles, tile.splits)](
             x,
             x.stride(0),
             self.weights,
@@ -154,19 +198,19 @@ class TritonLora(Lora):
             modules=len(self.modules),
             group=described.slices,
             tiles=described.tiles,
-            planes=_of_device(batch)[1].splits,
+            planes=self._grid(batch).tile.splits,
         )
 
     def embedding(self, group: SliceGroup, batch: LoraBatch, tokens: Tensor, y: Tensor) -> None:
-        if batch.chunk_count:
+        if self._grid(batch).chunks:
             self._expand(group, batch, self.weights, y, tokens)
 
     def _expand(
         self, group: SliceGroup, batch: LoraBatch, hidden: Tensor, y: Tensor, tokens: Tensor | None
     ) -> None:
-        device_batch, tile = _of_device(batch)
+        device_batch, (chunks, _, tile) = _of_device(batch).device_buffer, self._grid(batch)
         described = self._describe(group, tile.columns)
-        expand[(batch.chunk_count, len(described.tiles))](
+        expand[(chunks, len(described.tiles))](
             hidden,
             self._hidden_stride,
             len(group.modules) * batch.capacity * self._hidden_stride,
@@ -193,8 +237,12 @@ class TritonLora(Lora):
             num_stages=tile.expand_stages,
         )
 
-    def _largest_rank(self, batch: LoraBatch) -> int:
-        return int(self.table.slot_rank[batch.adapters].max())
+    def _grid(self, batch: LoraBatch) -> LoraGrid:
+        device_batch = _of_device(batch)
+        if device_batch.grid is not None:
+            return device_batch.grid
+        rank = int(self.table.slot_rank[batch.adapters].max(initial=0))
+        return LoraGrid(batch.chunk_count, triton.cdiv(rank, RANK_TILE), device_batch.tile)
 
     def _upload(self, slot: int) -> None:
         table = self.table
@@ -227,7 +275,7 @@ class TritonLora(Lora):
         return described
 
 
-def _of_device(batch: LoraBatch) -> tuple[Tensor, Tile]:
+def _of_device(batch: LoraBatch) -> DeviceBatch:
     if not isinstance(batch, DeviceBatch):
         raise TypeError("the batch was not made by this face's new_batch")
-    return batch.device_buffer, batch.tile
+    return batch

@@ -64,11 +64,17 @@ class PagedWork:
         self.buffer: Integers = np.zeros(ends[-1], np.int32)
         parts = np.split(self.buffer, ends[:-1])
         self._counts = parts[0]
+        self._used_tables = 0
         self.short = parts[1].reshape(-1, ITEM)
         self.long = parts[2].reshape(-1, ITEM)
         self.merges = parts[3].reshape(-1, MERGE)
         self.tables = parts[4]
         self.short_start, self.long_start, self.merge_start, self.table_start = ends[:-1].tolist()
+
+    @property
+    def used(self) -> int:
+        """Numbers of `buffer` that the step needs, from its beginning."""
+        return self.table_start + self._used_tables
 
     @property
     def short_count(self) -> int:
@@ -107,6 +113,7 @@ class PagedWork:
         begin = np.cumsum(blocks) - blocks
         if blocks.sum() > self.tables.size:
             raise ValueError(f"{blocks.sum()} blocks exceed the bound of {self.tables.size}")
+        self._used_tables = int(blocks.sum())
         for chunk, at, size in zip(chunks, begin.tolist(), blocks.tolist(), strict=True):
             self.tables[at : at + size] = chunk.table[:size]
         return begin

@@ -59,7 +59,9 @@ class AttentionCase:
             seen = np.arange(lowest, start + count)
             shape = (2, seen.size, config.kv_width)
             keys, values = torch.randn(shape, generator=generator)
-            host.write(LAYER, torch.from_numpy(token_rows(host, table, seen)), keys, values)
+            host.write(
+                LAYER, token_rows(host, [QueryChunk(0, seen.size, lowest, table)]), keys, values
+            )
         return KvCache(host._arena.to(device), config, self.dtype), chunks
 
     def queries(self) -> Tensor:

@@ -104,3 +104,21 @@ def steps(draw: st.DrawFn, longest: int = 600) -> AttentionCase:
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 def test_random_steps_are_right(case, batch_invariant, partials):
     check(case, batch_invariant=batch_invariant, max_partials=partials, max_blocks=320)
+
+
+def test_one_grid_serves_every_step_of_decodes_with_the_same_bits():
+    case = CASES["decodes"]
+    cache, chunks = case.cache()
+    q = case.queries()
+    attention = TritonAttention(
+        cache, max_rows=80, max_blocks=160, max_partials=16, dtype=TORCH_DTYPE[case.dtype]
+    )
+    attention.build(chunks)
+    exact = attention.attend(LAYER, q, q, q)
+    buffer = torch.zeros(attention.work.buffer.size, dtype=torch.int32)
+    attention.place(buffer)
+    attention.grid = attention.decode_grid(2 * case.rows)
+    attention.build(chunks)
+    used = attention.work.used
+    buffer[:used] = torch.from_numpy(attention.work.buffer)[:used]
+    assert torch.equal(attention.attend(LAYER, q, q, q), exact)

@@ -96,3 +96,53 @@ def test_the_tile_follows_the_shape_of_the_batch():
     assert choose_tile(adapter_rows=16, adapters=16) is TILES["split"]
     assert choose_tile(adapter_rows=600, adapters=300) is TILES["whole"]
     assert choose_tile(adapter_rows=600, adapters=4) is TILES["long"]
+
+
+def test_one_grid_serves_every_mix_of_ranks_and_rows_with_the_same_bits():
+    case = Case(600, (130, 16, 48), [(24, 0, 33, 8), (1, 2, 3, 4)], [0, 1, -1, 0, 1] * 3)
+    lora = check(case)
+    batch = lora.new_batch(32)
+    for row_slots in (case.row_slots, [1], [-1, -1], [0] * 20):
+        rows = len(row_slots)
+        x, y = torch.randn(rows, 600), torch.randn(rows, 194)
+        exact, held = y.clone(), y.clone()
+        batch.grid = None
+        batch.build(row_slots)
+        tile = batch.tile
+        lora.linear(case.fused, batch, x, exact)
+        batch.grid = batch.decode_grid(32, 64)
+        batch.build(row_slots)
+        assert batch.tile is TILES["split"]
+        lora.linear(case.fused, batch, x, held)
+        assert torch.equal(held, exact) or tile is not TILES["split"]
+
+
+def test_a_placed_batch_is_read_where_it_was_brought():
+    case = Case(64, (32, 16, 48), [(8, 4, 2, 1)], [0, -1, 0])
+    lora = check(case)
+    batch = lora.new_batch(4)
+    place = torch.zeros(batch.buffer.size, dtype=torch.int32)
+    batch.place(place)
+    batch.build(case.row_slots)
+    x, _, y = case.inputs(case.fused)
+    before, after = y.clone(), y.clone()
+    lora.linear(case.fused, batch, x, before)
+    place.copy_(torch.from_numpy(batch.buffer))
+    lora.linear(case.fused, batch, x, after)
+    assert torch.equal(before, y)
+    assert not torch.equal(after, y)
+
+
+def test_the_planes_of_a_split_stay_inside_their_buffer_for_the_largest_batch():
+    case = Case(64, (32, 16, 48), [(8, 4, 2, 1)], [0, -1, 0])
+    arena, layouts, first_bytes = case.arena()
+    lora = TritonLora(arena, case.modules, slots=4, max_rows=700, max_rank=16, dtype=case.dtype)
+    case.fill(lora, layouts, first_bytes)
+    size = lora._hidden.numel()
+    lora._hidden = torch.full((4 * size,), torch.nan)
+    batch = lora.new_batch(700)
+    batch.build(case.row_slots)
+    x, _, y = case.inputs(case.fused)
+    lora.linear(case.fused, batch, x, y)
+    assert lora._hidden[size:].isnan().all()
+    assert not lora._hidden[:size].isnan().all()

@@ -14,6 +14,7 @@ from engine.sampler import Sampled, finite_rows
 from engine.types import (
     BLOCK_TOKENS,
     AdapterBlob,
+    Executor,
     PlanRow,
     RowResult,
     SamplingParams,
@@ -61,9 +62,8 @@ class Driver:
             "arena_bytes": 8 << 20, "max_slots": 16, "linear_path": "fp32", "kv_dtype": "fp32",
             "adapter_dtype": "fp32", "threads": 1,
         }  # fmt: skip
-        self.sampler = RecordingSampler()
         config = EngineConfig(base_model=base_model, data_dir=data_dir, **{**settings, **options})
-        self.executor = CpuExecutor(config, sampler=self.sampler)
+        self.executor: Executor = self._open(config)
         self._free = list(range(self.executor.extent_count // 2))
         self._next_adapter = self.executor.extent_count
         self.extent_bytes = self.executor.description.kv_block_bytes
@@ -74,6 +74,14 @@ class Driver:
         self._closed: list[int] = []
         self.results: list[RowResult] = []
 
+    def _open(self, config: EngineConfig) -> Executor:
+        self.sampler = RecordingSampler()
+        return CpuExecutor(config, sampler=self.sampler)
+
+    def _logits(self, seqs: list[int]) -> list[Tensor]:
+        """Those of the last step, which sampled these sequences."""
+        return [self.sampler.logits[seq] for seq in seqs]
+
     def feed(self, *pieces: Piece) -> list[Tensor]:
         """One step of all pieces; the logits [vocab] after the last token of each."""
         started = [self._introduce(piece) for piece in pieces if piece.seq not in self._announced]
@@ -81,7 +89,7 @@ class Driver:
         plan = StepPlan(0, self._closed, started, [], rows)
         self._closed = []
         self.results = self.executor.execute(plan).rows
-        return [self.sampler.logits[piece.seq] for piece in pieces]
+        return self._logits([piece.seq for piece in pieces])
 
     def fed(self, seq: int) -> list[int]:
         """The tokens of a sequence so far."""
@@ -110,7 +118,11 @@ class Driver:
         self._next_adapter -= -(-blob.layout.nbytes // self.extent_bytes)
         assert self._next_adapter >= self.executor.extent_count // 2, "the arena is too small"
         self.executor.start_copy(slot, self._next_adapter, blob)
+        self._let_copies_run()
         assert self.executor.poll_copies(blob.layout.nbytes) == [slot]
+
+    def _let_copies_run(self) -> None:
+        """Copies of this executor run when they are polled."""
 
     def _introduce(self, piece: Piece) -> SequenceStart:
         self._announced[piece.seq] = 0
