@@ -62,7 +62,7 @@ from benchmarks.peers_parts.workload import (
     Scenario,
     check_jobs,
 )
-from engine.__main__ import processor
+from engine.backends import processor
 from engine.model.loader import open_checkpoint
 from engine.text import TextCodec
 

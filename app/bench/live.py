@@ -22,6 +22,8 @@ WORDS = (
     *("harbour", "lantern", "copper", "meadow", "signal", "orchard", "granite", "velvet"),
     *("thunder", "ribbon", "compass", "winter", "saddle", "candle", "marble", "river"),
 )
+_TEXT_PARTS = ("content", "reasoning_content", "reasoning")
+"""Where tokens come: llama.cpp and vLLM send a model's thinking apart from its answer."""
 MOST_IN_FLIGHT = 4096
 """Requests open at once, for the client's own sake; more are counted as `client_full`."""
 
@@ -161,7 +163,8 @@ class LiveRun:
                 if "error" in chunk:
                     return str((chunk["error"] or {}).get("code") or "error_frame")
                 for choice in chunk.get("choices") or ():
-                    if (choice.get("delta") or {}).get("content"):
+                    delta = choice.get("delta") or {}
+                    if any(delta.get(part) for part in _TEXT_PARTS):
                         outcome.take(self._now_ms())
                     finished = finished or choice.get("finish_reason") is not None
                 tokens = (chunk.get("usage") or {}).get("completion_tokens") or tokens

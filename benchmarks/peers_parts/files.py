@@ -9,6 +9,7 @@ import torch
 from peft import LoraConfig
 from safetensors.numpy import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.peers_parts.workload import RANKS
 from engine.model.config import ModelConfig, read_json
@@ -18,8 +19,9 @@ from engine.tokenizer_files import read_tokenizer
 from engine.types import LAYER_TARGETS
 
 ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
-STRENGTH = 0.05
-"""Standard deviation of the adapters' random B: enough to change most answers."""
+STRENGTH = 0.4
+"""Standard deviation of the adapters' random B x sqrt(rank): every rank changes answers alike, and
+so much that a peer without the adapter shares few tokens with one that has it."""
 
 
 def base_in_transformers(checkpoint: Checkpoint) -> LlamaForCausalLM:
@@ -42,6 +44,7 @@ def base_in_transformers(checkpoint: Checkpoint) -> LlamaForCausalLM:
 
 def write_checkpoint(model: LlamaForCausalLM, base: Path, folder: Path) -> None:
     """The model as a Hugging Face folder, with the tokenizer and chat template of `base`."""
+    disable_progress_bar()
     model.save_pretrained(folder)
     files = read_tokenizer(base)
     tokenizer = PreTrainedTokenizerFast(
@@ -65,7 +68,7 @@ def write_adapters(base: ModelConfig, folder: Path) -> list[Path]:
             part = "self_attn" if target in ATTENTION_TARGETS else "mlp"
             name = f"base_model.model.model.layers.{layer}.{part}.{target}"
             a = rng.uniform(-1, 1, (rank, inputs)) / inputs**0.5
-            b = STRENGTH * rng.standard_normal((outputs, rank))
+            b = STRENGTH / rank**0.5 * rng.standard_normal((outputs, rank))
             tensors[f"{name}.lora_A.weight"] = a.astype(np.float32)
             tensors[f"{name}.lora_B.weight"] = b.astype(np.float32)
         save_file(tensors, path / "adapter_model.safetensors")

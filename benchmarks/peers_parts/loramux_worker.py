@@ -23,7 +23,7 @@ def open_peer(setup: dict[str, Any]) -> tuple[Answer, dict[str, Any]]:
         [
             *("--base-model", setup["base"], "--data-dir", str(folder)),
             *("--store-url", f"file://{folder / 'store'}", "--threads", str(setup["threads"])),
-            *("--prefix-caching", "false"),
+            *("--prefix-caching", "false", "--backend", "cpu"),
             *setup["engine"],
         ]
     )

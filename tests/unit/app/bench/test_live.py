@@ -60,7 +60,8 @@ class Peer:
         yield chunk(choices=[{"delta": {"role": "assistant", "content": ""}}])
         for _ in range(count):
             await asyncio.sleep(self.gap_s)
-            yield chunk(choices=[delta("word ")])
+            part = model if str(model).startswith("reasoning") else "content"
+            yield chunk(choices=[{"delta": {part: "word "}, "finish_reason": None}])
             if model == "breaks":
                 yield chunk(error={"code": "engine_failed", "message": "gone"})
                 return
@@ -172,6 +173,15 @@ async def test_the_servers_count_wins_where_tokens_came_together(client: httpx.A
     await run.run([request(tokens=5, budget=Budget(None, 60_000.0))])
     assert run.outcomes[0].tokens == 10
     assert run.outcomes[0].good
+
+
+@pytest.mark.parametrize("part", ["reasoning_content", "reasoning"])
+async def test_a_models_thinking_is_tokens_too(client: httpx.AsyncClient, part: str) -> None:
+    """llama.cpp and vLLM send it beside the content, each under its own name."""
+    run = live(client, part)
+    await run.run([request(tokens=5)])
+    assert run.outcomes[0].first_ms is not None
+    assert len(run.outcomes[0].gaps_ms) == 4
 
 
 async def test_an_address_without_models_says_so(client: httpx.AsyncClient, peer: Peer) -> None:
