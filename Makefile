@@ -61,8 +61,8 @@ format: setup  ## apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup  ## the mixed-adapter burst beside transformers + PEFT, in one run
-	$(BIN)/python -m benchmarks.engine_burst
+bench: setup  ## the reference workload beside transformers + PEFT (PEERS="--vllm-python … --llama-server …": those too)
+	$(BIN)/python -m benchmarks.peers $(PEERS)
 
 screenshots: setup  ## a picture of every page of the console into build/screenshots (needs Chromium)
 	$(BIN)/python -m tests.browser.screenshots

@@ -232,6 +232,9 @@ class Settings(BaseSettings):
     """Adapters of a tenant without a limit of its own."""
     tenant_max_stored_bytes: int | None = Field(default=10 * 1024 * _MIB, ge=0)
     """Stored bytes of a tenant without a limit of its own."""
+    tenant_max_resident_bytes: int | None = Field(default=None, ge=1)
+    """Bytes that the adapters of a tenant without a limit of its own may hold in an engine's device
+    memory, and the same in host memory; unset: no limit."""
     tenant_max_tokens: int | None = Field(default=4096, ge=1)
     """Largest `max_tokens` of a tenant without a limit of its own."""
 

@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.experiment is not None:
         experiment = EXPERIMENTS[arguments.experiment]
         arms = arguments.policy or list(experiment.policies)
-        findings = experiment.run(Setting(arguments.rounds, arms, arguments.seconds))
+        findings = experiment.run(
+            Setting(arguments.rounds, arms, arguments.seconds, arguments.seed)
+        )
         print_experiment(print, arguments.experiment, experiment, findings)
         if arguments.json is not None:
             write_findings(arguments.json, arguments.experiment, findings)
@@ -131,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--experiment", choices=list(EXPERIMENTS), help="one named comparison instead")
-    add("--rounds", type=int, default=5, help="of an experiment: seeds 1 to ROUNDS")
+    add("--rounds", type=int, default=5, help="of an experiment: seeds SEED, SEED + 1, ...")
     add("--workload", nargs="+", choices=POPULARITIES, default=["zipf"])
     add("--ranks", nargs="+", choices=list(RANKS), default=["mix"])
     add("--adapters", nargs="+", type=int, default=[100])

@@ -54,6 +54,11 @@ def check_request(
             raise _out_of_range(name, budget_ms, "above 0, or none")
     if not 0 < request.budget.percentile < 1:
         raise _out_of_range("budget.percentile", request.budget.percentile, "between 0 and 1")
+    resident = request.resident
+    if resident.most is not None and resident.most < 1:
+        raise _out_of_range("resident.most", resident.most, "1 or more, or none")
+    if resident.reserved < 0:
+        raise _out_of_range("resident.reserved", resident.reserved, "0 or more")
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
         raise _out_of_range("temperature", sampling.temperature, "0 or more")
     if not 0 < sampling.top_p <= 1:
@@ -131,8 +136,7 @@ def refuse_late(
     left_ms = budget.ttft_ms - call.request.waited_ms
     if margin * first_token_ms(queue.standing(call, now_ms, everybody=True), times) <= left_ms:
         return None
-    call.predicted_ms = first_token_ms(queue.standing(call, now_ms), times)
-    wait_ms = margin * call.predicted_ms
+    wait_ms = margin * first_token_ms(queue.standing(call, now_ms), times)
     if wait_ms <= left_ms:
         return None
     return RequestRefused(

@@ -22,7 +22,6 @@ ENOUGH = 10
 MARGIN_RATE = 0.15
 MISSES_AIMED_AT = 0.5
 """Of the misses that the percentile allows, so many are aimed at: the rest is for surprises."""
-BIAS_RATE, MOST_BIAS = 0.1, 4.0
 FORGIVENESS = 0.02
 LEAST_MARGIN, MOST_MARGIN = 1.0, 4.0
 LEAST_GAIN, MOST_GAIN = 0.5, 2.0
@@ -53,7 +52,6 @@ class _Tenant:
     smoothed: float = 1.0
     seen: int = 0
     margin: float = 1.0
-    bias: float = 1.0  # smoothed actual over predicted wait
 
 
 class Attainment:
@@ -72,16 +70,7 @@ class Attainment:
     def margin(self, tenant: str) -> float:
         """What to multiply a predicted wait with before it is held against the budget."""
         found = self._tenants.get(tenant)
-        return 1.0 if found is None else found.margin * found.bias
-
-    def predicted(self, tenant: str, percentile: float, ratio: float) -> None:
-        """A wait that mattered came out as so many times what was predicted at admission.
-
-        What others send meanwhile and are served first for, no prediction knows; this learns it.
-        """
-        found = self._of(tenant, percentile)
-        bounded = min(MOST_BIAS, max(1.0 / MOST_BIAS, ratio))
-        found.bias += BIAS_RATE * (bounded - found.bias)
+        return 1.0 if found is None else found.margin
 
     def first_token(self, tenant: str, percentile: float, *, met: bool) -> None:
         found = self._of(tenant, percentile)
@@ -109,11 +98,10 @@ class Attainment:
         found = self._of(tenant, percentile)
         found.kept.refused += 1
         found.margin += FORGIVENESS * (1.0 - found.margin)
-        found.bias += FORGIVENESS * (1.0 - found.bias)
 
     def counts(self) -> dict[str, TenantAttainment]:
         """By tenant; what was forgotten one by one is under `OTHERS`."""
-        counts = {tenant: _report(t.kept, t.margin * t.bias) for tenant, t in self._tenants.items()}
+        counts = {tenant: _report(t.kept, t.margin) for tenant, t in self._tenants.items()}
         if self._others != Kept():
             counts[OTHERS] = _report(self._others, 1.0)
         return counts

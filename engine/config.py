@@ -74,6 +74,9 @@ class EngineConfig:
     grammar_compile_ms: Annotated[float, "longest time that one may be compiled"] = 10_000.0
     prefix_caching: Annotated[bool, "keep the KV blocks of finished prompts"] = True
 
+    form_cache_bytes: Annotated[
+        int, "disk for repacked weights of quantized base models; 0: none is kept"
+    ] = 32 << 30
     threads: Annotated[int, "CPU threads; 0: all cores"] = 0
     batch_invariant: Annotated[bool, "bitwise equal answers whatever else is in the batch"] = False
     linear_path: Annotated[Literal["auto", "native", "int4", "dense", "fp32"], "base linears"] = (
@@ -88,6 +91,8 @@ class EngineConfig:
                      "max_choices", "max_waiting", "max_waiting_per_tenant"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.form_cache_bytes < 0:
+            raise ValueError(f"form_cache_bytes must not be negative, not {self.form_cache_bytes}")
         if self.lease_ms < 100:
             raise ValueError(f"lease_ms must be at least 100, not {self.lease_ms}")
         if not 0.0 < self.adapter_share < 1.0:

@@ -211,11 +211,7 @@ class EngineCore:
     def _note_first_token(self, call: Call) -> None:
         if (met := call.ttft_met) is not None:
             percentile = call.request.budget.percentile
-            attainment = self._policy.attainment
-            attainment.first_token(call.tenant, percentile, met=met)
-            if call.predicted_ms and call.first_token_ms is not None:
-                actual_ms = call.first_token_ms - call.arrival_ms
-                attainment.predicted(call.tenant, percentile, actual_ms / call.predicted_ms)
+            self._policy.attainment.first_token(call.tenant, percentile, met=met)
 
     def _note_finished(self, sequence: Sequence, now_ms: float) -> None:
         """The last token of a choice is due with as many budgets as tokens followed the first."""
@@ -424,6 +420,7 @@ class EngineCore:
             attainment=self._policy.attainment.counts(),
             step_counts=self._step_counts.counts(),
             loads_total=self._pool.loads,
+            resident=self._pool.by_tenant(),
             evictions_total=self._pool.evictions,
         )
 

@@ -8,11 +8,16 @@ device goes on meanwhile.
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
+from engine.arrivals import NONE, Overtaking
 from engine.backlog import Work
 from engine.step_time import StepShape, StepTimes
 
 FIRST_GUESS_TOKENS = 64.0
+SURPRISES = 0.7
+"""Of the quantile of later arrivals at the percentile: most requests are admitted far within their
+budget, so that the few at its edge may be late more often than the percentile says."""
 MOST_ANSWERS = 4096
 """Answers after which the older half counts half."""
 
@@ -53,6 +58,8 @@ class Standing:
     answer_tokens: float
     adapter_ms: float  # until its adapter is usable
     own_turn_ms: float = 0.0  # until its tenant's backlog is worked off as fast as it is now
+    overtaking: Overtaking = NONE  # what arrives later and is served earlier
+    percentile: float = 0.5  # of such requests, how many the prediction is to hold for
 
 
 def first_token_ms(standing: Standing, times: StepTimes) -> float:
@@ -63,13 +70,29 @@ def first_token_ms(standing: Standing, times: StepTimes) -> float:
     tokens = standing.ahead.tokens + standing.prefilling_tokens
     place_ms = waited_for * _place_ms(standing, times) if waited_for else 0.0
     work_ms = place_ms + tokens * _prompt_token_ms(standing, times)
-    before_ms = max(standing.adapter_ms, standing.own_turn_ms, work_ms)
     own_steps = math.ceil(standing.own_tokens / max(1, standing.chunk))
     count = math.ceil(standing.own_tokens / own_steps)
     middle = standing.own_tokens // 2  # a chunk of the prompt's middle attends to half of it
     own_ms = own_steps * times.mean_ms(standing.decodes.with_chunk(middle, count))
+    alone_ms = max(standing.adapter_ms, standing.own_turn_ms, work_ms) + own_ms
+    overtaken_ms = with_overtaking_ms(work_ms + own_ms, standing)
     # it arrives in the middle of a step
-    return before_ms + own_ms + 0.5 * times.mean_ms(standing.decodes)
+    return max(alone_ms, overtaken_ms) + 0.5 * times.mean_ms(standing.decodes)
+
+
+def with_overtaking_ms(work_ms: float, standing: Standing) -> float:
+    """How long so much work takes while other work that is served first goes on arriving.
+
+    In W ms there arrives (1 - share) W of it, and more by the root of W times its variance times
+    `SURPRISES` of the percentile's normal quantile: W is when all that is done.
+    """
+    others = standing.overtaking
+    if others.share >= 1.0:
+        return work_ms
+    quantile = SURPRISES * NormalDist().inv_cdf(standing.percentile)
+    surprise = quantile * math.sqrt(others.variance_ms)
+    root = math.sqrt(surprise * surprise + 4.0 * others.share * work_ms)
+    return ((surprise + root) / (2.0 * others.share)) ** 2
 
 
 def _place_ms(standing: Standing, times: StepTimes) -> float:

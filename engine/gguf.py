@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import EngineError
+from engine.mapped_file import MappedFile
 
 # type code -> (name, weights in a block, bytes of a block)
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
@@ -76,9 +77,10 @@ class GgufFile:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         try:
-            self._bytes = np.asarray(np.memmap(self.path, dtype=np.uint8, mode="r"))
+            self._file = MappedFile(self.path)
         except (OSError, ValueError) as error:
             raise GgufError(f"cannot read {self.path.name}: {error}") from error
+        self._bytes = self._file.bytes
         cursor = _Cursor(self._bytes, self.path.name)
         if cursor.take(4) != b"GGUF":
             raise GgufError(f"{self.path.name} does not begin with the GGUF magic")
@@ -92,6 +94,10 @@ class GgufFile:
             key = cursor.string()
             self.metadata[key] = cursor.value(cursor.scalar("I"))
         self.tensors: dict[str, GgufTensor] = self._read_tensors(cursor, tensor_count)
+
+    def release(self) -> None:
+        """See MappedFile.release."""
+        self._file.release()
 
     def _read_tensors(self, cursor: "_Cursor", count: int) -> dict[str, GgufTensor]:
         infos = [_read_tensor_info(cursor) for _ in range(count)]

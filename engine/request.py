@@ -157,7 +157,6 @@ class Call:
     urgent_ms: float = math.inf
     lost_ms: float = math.inf
     patience_ms: float = 0.0  # the turn of one without a budget
-    predicted_ms: float | None = None  # to the first token, at admission; None: no matter
     sequences: list[Sequence] = field(default_factory=list)  # those not finished
     forked: bool = False
     emitted: int = 0

@@ -4,6 +4,7 @@ It owns the arena, the model and what it knows of each sequence (its block table
 runs when, and which block or slot is whose, is decided before the plan arrives.
 """
 
+import platform
 from typing import Protocol
 
 import numpy as np
@@ -18,8 +19,9 @@ from engine.grammar import MatcherSource
 from engine.kernels.lora import open_lora
 from engine.kernels.metadata import LoraBatch
 from engine.model.description import describe, identify
+from engine.model.form_cache import FormCache, forms_key
 from engine.model.kv_cache import KvCache, KvDtype, block_bytes
-from engine.model.linear import bf16_is_fast, choose_path, make_rows_stable
+from engine.model.linear import PathChoice, bf16_is_fast, choose_path, make_rows_stable
 from engine.model.llama import Llama, StepBatch
 from engine.model.loader import Checkpoint, open_checkpoint
 from engine.native.build import Library
@@ -117,21 +119,26 @@ class CpuExecutor:
         library: Library | None,
         arena: Tensor,
     ) -> Model:
-        modules = self._description.modules
+        modules, digest = self._description.modules, self._description.base_digest
         if library is not None:
             from engine.native.model import NativeLlama  # wants numba
 
-            return NativeLlama(
-                library, checkpoint, self._cache, arena, self._lora, modules,
+            forms = _form_cache(config, digest, None)
+            native = NativeLlama(
+                library, checkpoint, self._cache, arena, self._lora, modules, forms,
                 max_rows=config.max_batch_tokens,
             )  # fmt: skip
+            forms.close()
+            return native
         choice = choose_path(
             config.linear_path, batch_invariant=config.batch_invariant, fast_bf16=bf16_is_fast()
         )
+        forms = _form_cache(config, digest, choice)
         model = Llama(
-            checkpoint, choice, self._cache, self._lora, modules,
+            checkpoint, choice, self._cache, self._lora, modules, forms,
             batch_invariant=config.batch_invariant,
         )  # fmt: skip
+        forms.close()
         if config.batch_invariant and not all(map(make_rows_stable, model.linears_by_shape())):
             raise RuntimeError("this CPU's matrix products depend on the batch size: no invariance")
         return model
@@ -230,6 +237,21 @@ def _fill(batch: LoraBatch, slots: npt.NDArray[np.int64]) -> LoraBatch | None:
         return None
     batch.build(slots)
     return batch
+
+
+def _form_cache(config: EngineConfig, base_digest: str, choice: PathChoice | None) -> FormCache:
+    """What forms differ by: torch's kernels lay weights out for the processor they run on.
+
+    `choice`: None for the compiled pass, whose layout is its own.
+    """
+    facts = {
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "choice": choice,
+    }
+    folder = config.data_dir / "base-models" / "forms"
+    return FormCache(folder, forms_key(base_digest, facts), config.form_cache_bytes)
 
 
 def _kv_dtype(config: EngineConfig, *, native: bool) -> KvDtype:

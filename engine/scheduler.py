@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from engine.adapters.pool import AdapterPool
+from engine.arrivals import NONE, Arrivals, Overtaking, Question
 from engine.backlog import Backlogs
 from engine.config import EngineConfig
 from engine.forecast import AnswerLength, Standing
 from engine.kv_blocks import KvBlocks, blocks_for
-from engine.policy import URGENT_SHARE, Policy, serves_the_oldest, token_cost
+from engine.policy import OUTPUT_COST, URGENT_SHARE, Policy, serves_the_oldest, token_cost
 from engine.request import Call, Sequence, SequenceState
 from engine.step_budget import (
     PATIENCE_STEPS,
@@ -70,6 +71,7 @@ class Scheduler:
         self._policy = policy
         self._times = times or StepTimes()
         self._backlogs = Backlogs(policy)
+        self._arrivals = Arrivals(policy)
         self._answers = AnswerLength()
         self._ready: FairQueue[Sequence] = FairQueue(policy)
         self._running: dict[int, Sequence] = {}
@@ -139,6 +141,7 @@ class Scheduler:
         hurried = call.request.budget.ttft_ms is not None
         prompt = len(call.request.prompt)
         self._backlogs.add(call.tenant, call.weight, prompt, now_ms, hurried=hurried)
+        self._arrivals.add(call.tenant, call.weight, prompt, now_ms)
         sequence.state = SequenceState.LOADING
         if usable:
             self.make_ready(sequence, now_ms)
@@ -662,7 +665,19 @@ class Scheduler:
             own_turn_ms=self._backlogs.own_turn_ms(call.tenant, prompt, now_ms, token_ms),
             answer_tokens=answer_tokens,
             adapter_ms=0.0 if adapter is None else self._pool.expected_ms(adapter, now_ms),
+            overtaking=self._overtaking(call, now_ms, token_ms, answer_tokens),
+            percentile=call.request.budget.percentile,
         )
+
+    def _overtaking(
+        self, call: Call, now_ms: float, token_ms: float, answer_tokens: float
+    ) -> Overtaking:
+        ttft_ms = call.request.budget.ttft_ms
+        if ttft_ms is None or not self._policy.keeps_budgets:
+            return NONE
+        left_ms = max(1.0, ttft_ms - call.request.waited_ms)
+        asked = Question(token_ms, OUTPUT_COST * answer_tokens, left_ms)
+        return self._arrivals.overtaking(call.tenant, call.weight, now_ms, asked)
 
     def _usual_chunk(self, decodes: StepShape, commitments: Commitments) -> int:
         """Prompt tokens of a step beside these decodes, as the budgets allow."""

@@ -112,6 +112,14 @@ class LatencyBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class ResidentBytes:
+    """Bytes of a tenant's adapters in each tier (device, host): at most, and kept from others."""
+
+    most: int | None = None  # no limit
+    reserved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """What an answer must look like: a JSON schema as JSON, or a grammar in llguidance's Lark."""
 
@@ -132,6 +140,7 @@ class GenerateRequest:
     choices: int = 1
     weight: float = 1.0
     budget: LatencyBudget = LatencyBudget()
+    resident: ResidentBytes = ResidentBytes()
     deadline_ms: float | None = None  # remaining, counted from receipt
     waited_ms: float = 0.0  # from the last byte at the gateway until it was sent on
     prompt_logprobs: int | None = None  # k most likely at every prompt position (validation)
@@ -206,6 +215,16 @@ class Residency:
     pins: int
 
 
+@dataclass(frozen=True, slots=True)
+class TenantResidency:
+    """Bytes of one tenant's adapters, and what it was promised."""
+
+    device_bytes: int
+    host_bytes: int
+    most_bytes: int | None
+    reserved_bytes: int  # as far as the device keeps it
+
+
 STEP_BOUNDS_MS = (2.0, 5.0, 10.0, 20.0, 35.0, 50.0, 75.0, 100.0, 200.0, 500.0, 1000.0, 5000.0)
 """Upper bounds of the buckets in which steps are counted by their time."""
 
@@ -264,6 +283,7 @@ class EngineStatus:
     held: bool = False  # drained by an operator's call, which `resume` takes back
     step_counts: StepCounts = StepCounts()
     loads_total: int = 0  # adapters read from the store
+    resident: dict[str, TenantResidency] = field(default_factory=dict)  # by tenant
     evictions_total: int = 0  # adapters that left the device for another one or for KV blocks
 
 

@@ -17,7 +17,7 @@ from app.usage.entries import FinalEntry
 from app.usage.metrics import UsageMetrics
 from app.webhooks import metrics as webhooks
 from app.webhooks.repository import Waiting
-from engine.types import StepCounts, TenantAttainment
+from engine.types import StepCounts, TenantAttainment, TenantResidency
 from tests.fake_engine import FakeEngine
 
 ENTRY = FinalEntry(
@@ -55,6 +55,7 @@ async def asked_engine(fake: FakeEngine, address: str = "ipc://e") -> Engine:
     status = replace(
         await fake.status(),
         step_counts=StepCounts(buckets=[1] * 13, ms=20.0),
+        resident={"ten_1": TenantResidency(1, 1, None, 0)},
         attainment={"ten_1": TenantAttainment(1, 0, 1, 0, 0, 1.0)},
     )
     return Engine(address, fake, description=fake.description, status=status)

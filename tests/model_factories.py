@@ -25,6 +25,7 @@ from engine.adapters.config import check_config
 from engine.adapters.plan import plan_adapter
 from engine.adapters.safetensors_header import read_header
 from engine.types import LAYER_TARGETS, AdapterBlob, ModelDescription
+from tests.k_quants import K_TYPES, quantize_k
 
 ALL_TARGETS = list(LAYER_TARGETS)
 
@@ -127,6 +128,12 @@ GGUF_TYPES = {
     "Q8_0": GgufType(8, 32, 34),
     "BF16": GgufType(30, 1, 2),
 }
+K_GGUF_TYPES = {
+    "Q4_K": GgufType(12, 256, 144),
+    "Q5_K": GgufType(13, 256, 176),
+    "Q6_K": GgufType(14, 256, 210),
+}
+"""Those that want rows of a multiple of 256."""
 _LAYER_NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
@@ -143,6 +150,8 @@ def quantize(weight: np.ndarray, kind: str) -> tuple[bytes, np.ndarray]:
     """`weight` fp32 [out, in] in a GGUF format, and the fp32 weight that its codes stand for."""
     if kind == "F32":
         return weight.astype("<f4").tobytes(), weight
+    if kind in K_TYPES:
+        return quantize_k(weight, kind)
     if kind == "F16":
         half = weight.astype("<f2")
         return half.tobytes(), half.astype(np.float32)
@@ -170,6 +179,12 @@ def quantize(weight: np.ndarray, kind: str) -> tuple[bytes, np.ndarray]:
     return np.concatenate((head, packed), axis=1).tobytes(), values.reshape(weight.shape)
 
 
+def gguf_family(model: Any) -> str:
+    """llama.cpp's name of the architecture: Mistral is a Llama with a window."""
+    kind: str = model.config.model_type
+    return "llama" if kind == "mistral" else kind
+
+
 def write_gguf(
     model: LlamaForCausalLM,
     file: Path,
@@ -184,7 +199,7 @@ def write_gguf(
     Returns the model with the weights that the file's codes stand for: the oracle for the file.
     """
     config, served, tensors = model.config, copy.deepcopy(model), []
-    family = config.model_type
+    family = gguf_family(model)
     for name, parameter in served.named_parameters():
         weight, (module, _, ending) = parameter.detach().numpy(), name.rpartition(".")
         if module in _EDGE_NAMES:
@@ -202,7 +217,9 @@ def write_gguf(
             half = config.head_dim // 2
             pairs = rows.reshape(-1, 2, half, rows.shape[1]).swapaxes(1, 2)
             data = pairs.tobytes()
-        tensors.append((f"{stored}.{ending}", weight.shape, GGUF_TYPES[wanted].code, data))
+        tensors.append(
+            (f"{stored}.{ending}", weight.shape, (GGUF_TYPES | K_GGUF_TYPES)[wanted].code, data)
+        )
     if rope_divisors:
         divisors = struct.pack(f"<{len(rope_divisors)}f", *rope_divisors)
         tensors.append(("rope_freqs.weight", (len(rope_divisors),), 0, divisors))
@@ -223,6 +240,8 @@ def write_gguf(
         "tokenizer.ggml.tokens": [f"t{index}" for index in range(config.vocab_size)],
         "tokenizer.ggml.eos_token_id": 2,
     }
+    if getattr(config, "sliding_window", None):
+        known[f"{family}.attention.sliding_window"] = config.sliding_window
     write_gguf_file(file, {**known, **metadata}, tensors)
     return served
 

@@ -29,6 +29,7 @@ from engine.types import (
     ModelDescription,
     RequestOutput,
     RequestUsage,
+    ResidentBytes,
     SamplingParams,
     TokenLogprobs,
 )
@@ -114,6 +115,7 @@ def _request(
     prompt: Sequence[int],
     *,
     adapter: AdapterRef | None,
+    resident: ResidentBytes,
     max_tokens: int,
     prompt_logprobs: int | None,
     timeout_s: float,
@@ -125,6 +127,7 @@ def _request(
         sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0, logprobs=0),
         cache_salt=secrets.token_hex(16),  # a probe never meets a cached prefix
         adapter=adapter,
+        resident=resident,
         deadline_ms=timeout_s * 1000.0,
         prompt_logprobs=prompt_logprobs,
         system=True,
@@ -210,6 +213,7 @@ async def _ask_all(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
     ref: AdapterRef,
+    resident: ResidentBytes,
     timeout_s: float,
     alive: Callable[[], Awaitable[None]],
 ) -> list[_Probed]:
@@ -219,7 +223,12 @@ async def _ask_all(
         tokens: Sequence[int], adapter: AdapterRef | None, count: int, top: int | None = None
     ) -> Coroutine[Any, Any, _Answer]:
         request = _request(
-            tokens, adapter=adapter, max_tokens=count, prompt_logprobs=top, timeout_s=timeout_s
+            tokens,
+            adapter=adapter,
+            resident=resident,
+            max_tokens=count,
+            prompt_logprobs=top,
+            timeout_s=timeout_s,
         )
         return _ask(engine, request, timeout_s)
 
@@ -311,16 +320,18 @@ async def probe(
     ref: AdapterRef,
     thresholds: Thresholds,
     *,
+    resident: ResidentBytes = ResidentBytes(),
     timeout_s: float,
     alive: Callable[[], Awaitable[None]],
 ) -> CheckOutcome:
     """Runs the probes; `alive` is awaited between batches so that the run keeps its lease.
 
+    `resident`: what the tenant's adapters may hold in the engine.
     Raises ProbeInterrupted when the engine could not be asked to the end.
     """
     prompts = [encode(text) for text in PROMPTS]
     try:
-        probed = await _ask_all(engine, prompts, ref, timeout_s, alive)
+        probed = await _ask_all(engine, prompts, ref, resident, timeout_s, alive)
     except _AdapterFault as fault:
         return CheckOutcome.failed("behaviour", fault.code, fault.message)
     if not all(one.finite for one in probed):

@@ -36,7 +36,7 @@ from engine.errors import (
     EngineUnavailable,
     StoreUnavailable,
 )
-from engine.types import AdapterRef, ModelDescription
+from engine.types import AdapterRef, ModelDescription, ResidentBytes
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +59,7 @@ class Claim:
     number: int
     ref: AdapterRef
     max_rank: int
+    max_resident_bytes: int | None
     last_attempt: bool
 
 
@@ -169,6 +170,7 @@ async def _claim(resources: Resources, version_id: str) -> Claim | None:
             number=version.number,
             ref=AdapterRef(salt=tenant.salt, digest=version.digest),
             max_rank=min(tenant.max_rank or settings.max_rank, settings.max_rank),
+            max_resident_bytes=tenant.max_resident_bytes or settings.tenant_max_resident_bytes,
             last_attempt=run.attempts >= settings.validation_attempts,
         )
 
@@ -281,6 +283,7 @@ async def _behaviour(
                 divergence_nats=settings.validation_divergence_warn_nats,
                 cost_ratio=settings.validation_cost_warn_ratio,
             ),
+            resident=ResidentBytes(claim.max_resident_bytes),
             timeout_s=settings.validation_timeout_s,
             alive=lambda: _renew(resources, claim),
         )

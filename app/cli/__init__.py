@@ -14,6 +14,7 @@ from app.cli import (
     engines,
     health,
     keys,
+    quantize,
     secrets,
     serve,
     tenants,
@@ -46,6 +47,7 @@ app.command()(usage.usage)
 app.command()(audit.audit)
 app.command()(demo.demo)
 app.command()(bench.bench)
+app.command()(quantize.quantize)
 app.command()(health.health)
 
 

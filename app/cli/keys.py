@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.caller import KeyLimits
+from app.caller import KeyBudget, KeyLimits
 from app.cli.database import ACTOR, in_transaction
 from app.cli.output import (
     ALL_ROWS,
@@ -31,7 +31,7 @@ from app.tenants import service as tenants
 
 app = typer.Typer(help="Create, list, change, rotate and revoke API keys.", no_args_is_help=True)
 
-LIMITS = tuple(KeyLimits.__dataclass_fields__)
+LIMITS, BUDGETS = tuple(KeyLimits.__dataclass_fields__), tuple(KeyBudget.__dataclass_fields__)
 LIVE_KEY = 3
 """Exit code of `check` when a key in the text can be used."""
 TenantOption = Annotated[str | None, typer.Option("--tenant", help="The tenant's name or id.")]
@@ -63,7 +63,9 @@ def create(
     """Create a key and print its secret, this once."""
     if (tenant is None) != operator:
         fail("give --tenant NAME, or --operator for a key of the operator API")
-    limits = KeyLimits(**parse_limits(limit, LIMITS))
+    given = parse_limits(limit, (*LIMITS, *BUDGETS))
+    limits = KeyLimits(**{name: value for name, value in given.items() if name in LIMITS})
+    budget = KeyBudget(**{name: value for name, value in given.items() if name in BUDGETS})
 
     async def act(platform: Platform, session: AsyncSession) -> dict[str, Any]:
         now = platform.clock.now()
@@ -78,6 +80,7 @@ def create(
             access=access,
             networks=list(network) or None,
             limits=limits,
+            budget=budget,
             settings=platform.settings,
             expires_at=now + timedelta(days=days) if days else None,
         )
@@ -130,7 +133,7 @@ def update(
     as_json: JsonFlag = False,
 ) -> None:
     """Change what a key is restricted to; its secret stays."""
-    wanted: dict[str, Any] = parse_limits(limit, LIMITS)
+    wanted: dict[str, Any] = parse_limits(limit, (*LIMITS, *BUDGETS))
     wanted |= {key: value for key, value in (("name", name), ("access", access)) if value}
     for field, values in (("adapters", adapter), ("networks", network)):
         if values:

@@ -36,6 +36,7 @@ LIMITS = (
     "Longest answer",
     "Adapters",
     "Stored adapters",
+    "Adapters in an engine",
     "Highest rank",
     "Time to first token",
     "Time per output token",
@@ -165,11 +166,15 @@ def _fixed(now: LimitsObject) -> list[tuple[str, str]]:
     def budget(value: float | None) -> str:
         return "none" if value is None else f"{value:g} ms"
 
-    stored = now.max_stored_bytes
+    stored, most = now.max_stored_bytes, now.max_resident_bytes
+    resident = "no limit" if most is None else size(most)
+    if now.reserved_resident_bytes:
+        resident += f", {size(now.reserved_resident_bytes)} kept from others"
     return [
         ("Longest answer", f"{count(now.max_tokens)} tokens"),
         ("Adapters", count(now.max_adapters)),
         ("Stored adapters", "no limit" if stored is None else size(stored)),
+        ("Adapters in an engine", resident),
         ("Highest rank", count(now.max_rank)),
         ("Time to first token", budget(now.ttft_ms)),
         ("Time per output token", budget(now.tpot_ms)),

@@ -50,6 +50,8 @@ WHOLE = frozenset(
         "monthly_tokens",
         "max_adapters",
         "max_stored_bytes",
+        "max_resident_bytes",
+        "reserved_resident_bytes",
         "max_rank",
         "max_tokens",
     }
@@ -62,6 +64,8 @@ QUOTAS = (
     ("max_tokens", "Longest answer, tokens"),
     ("max_adapters", "Adapters"),
     ("max_stored_bytes", "Stored adapters, bytes"),
+    ("max_resident_bytes", "Adapters in an engine, bytes"),
+    ("reserved_resident_bytes", "Of these kept from others, bytes"),
     ("max_rank", "Highest rank"),
 )
 BUDGETS = (
@@ -273,7 +277,7 @@ def _fields(
         own = getattr(tenant, name)
         typed = None if form is None else form.fields.get(name)
         fallback = getattr(default, name)
-        in_bytes = name == "max_stored_bytes"
+        in_bytes = name.endswith("_bytes")
         told = "none"
         if fallback is not None:
             told = size(fallback) if in_bytes else f"{fallback:,.15g}"

@@ -134,6 +134,28 @@ class EngineCollector(Collector):
                 yield family
         yield _step_seconds(answering)
         yield self._budgets(answering)
+        yield self._resident(answering)
+
+    def _label(self, tenant: str) -> str:
+        if len(self._tenants) < self._most_tenants:
+            self._tenants.add(tenant)
+        return tenant if tenant in self._tenants else OTHER
+
+    def _resident(self, answering: Mapping[str, EngineStatus]) -> Metric:
+        family = GaugeMetricFamily(
+            "loramux_engine_tenant_adapter_bytes",
+            "Bytes of each tenant's adapters, by tier; they add up to the engine's.",
+            labels=["engine", "tenant", "tier"],
+        )
+        for address, status in answering.items():
+            held: Counter[tuple[str, str]] = Counter()
+            for tenant, resident in status.resident.items():
+                label = self._label(tenant)
+                held[label, "device"] += resident.device_bytes
+                held[label, "host"] += resident.host_bytes
+            for (label, tier), nbytes in held.items():
+                family.add_metric([address, label, tier], nbytes)
+        return family
 
     def _budgets(self, answering: Mapping[str, EngineStatus]) -> Metric:
         family = CounterMetricFamily(
@@ -144,9 +166,7 @@ class EngineCollector(Collector):
         for address, status in answering.items():
             counts: Counter[tuple[str, str]] = Counter()
             for tenant, kept in status.attainment.items():
-                if len(self._tenants) < self._most_tenants:
-                    self._tenants.add(tenant)
-                label = tenant if tenant in self._tenants else OTHER
+                label = self._label(tenant)
                 for outcome in OUTCOMES:
                     counts[label, outcome] += getattr(kept, outcome)
             for (label, outcome), count in counts.items():

@@ -49,6 +49,8 @@ def refusal(
             param="model",
             retry_after_ms=5000,
         )
+    if code == "adapter_exceeds_resident_bytes":
+        return InvalidRequest(error.message, code=code, param="model")
     if isinstance(error, AdapterRefused | AdapterCorrupt):
         what = ADAPTER_FAULT.get(code, ADAPTER_FAULT["adapter_refused"])
         return Overloaded(

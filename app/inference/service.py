@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from app.adapters.resolution import ResolvedModel
-from app.caller import Caller
+from app.caller import Caller, TenantLimits
 from app.errors import AppError, InvalidRequest
 from app.inference.account import Account
 from app.inference.call_grammar import call_grammar
@@ -23,7 +23,13 @@ from app.settings import Settings
 from app.tracing import traceparent
 from app.usage.entries import OpenEntry
 from app.usage.service import Ledger
-from engine.types import GenerateRequest, LatencyBudget, ModelDescription, SamplingParams
+from engine.types import (
+    GenerateRequest,
+    LatencyBudget,
+    ModelDescription,
+    ResidentBytes,
+    SamplingParams,
+)
 
 SMALLEST_NUCLEUS = 1e-9
 """top_p=0, which keeps the most likely token alone; the engine wants a share above 0."""
@@ -73,6 +79,7 @@ async def admit(
         choices=call.choices,
         weight=caller.limits.weight,
         budget=latency_budget(call.budget, caller),
+        resident=resident_bytes(caller.limits),
         grammar=grammar,
         deadline_ms=platform.settings.engine_timeout_s * 1000.0,
         traceparent=traceparent(),
@@ -190,14 +197,19 @@ def sampling_params(call: Call, max_tokens: int, description: ModelDescription) 
 
 
 def latency_budget(asked: LatencyBudget | None, caller: Caller) -> LatencyBudget:
-    """The tenant's budget, loosened where the call asks for it and never tightened."""
-    own = caller.limits
+    """The key's or the tenant's budget, loosened where the call asks for it, never tightened."""
     asked = asked or LatencyBudget()
     return LatencyBudget(
-        ttft_ms=_loosened("ttft_ms", asked.ttft_ms, own.ttft_ms),
-        tpot_ms=_loosened("tpot_ms", asked.tpot_ms, own.tpot_ms),
-        percentile=own.budget_percentile,
+        ttft_ms=_loosened("ttft_ms", asked.ttft_ms, caller.ttft_ms),
+        tpot_ms=_loosened("tpot_ms", asked.tpot_ms, caller.tpot_ms),
+        percentile=caller.budget_percentile,
     )
+
+
+def resident_bytes(limits: TenantLimits) -> ResidentBytes:
+    """What the tenant's adapters may hold in the engine, and what others cannot take."""
+    most, reserved = limits.max_resident_bytes, limits.reserved_resident_bytes
+    return ResidentBytes(most, reserved if most is None else min(reserved, most))
 
 
 def _loosened(name: str, wanted: float | None, own: float | None) -> float | None:
@@ -206,13 +218,13 @@ def _loosened(name: str, wanted: float | None, own: float | None) -> float | Non
     if own is None:
         raise refused(
             f"loramux.{name}",
-            "may only loosen this tenant's budget, and it has none; remove it",
+            "may only loosen the tenant's budget, and it has none; remove it",
             code="budget_tightened",
         )
     if wanted < own:
         raise refused(
             f"loramux.{name}",
-            f"may only loosen this tenant's budget of {own:g} ms; send at least that",
+            f"may only loosen the budget in force of {own:g} ms; send at least that",
             code="budget_tightened",
         )
     return wanted

@@ -6,17 +6,24 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.caller import Caller, KeyLimits
+from app.caller import Caller, KeyBudget, KeyLimits
 from app.errors import Conflict, InvalidRequest
 from app.keys import service
 from app.keys.models import ApiKey
-from app.keys.restrictions import check_key_limits, key_scopes, require_whole_tenant
+from app.keys.restrictions import (
+    check_key_budget,
+    check_key_limits,
+    key_scopes,
+    require_whole_tenant,
+)
 from app.settings import Settings
 from app.tenants.models import Tenant
 from app.tenants.service import effective_limits, find_tenant
 
 SCOPES = ("adapters", "access", "networks")
-CHANGEABLE = ("name", "expires_at", *SCOPES, *KeyLimits.__dataclass_fields__)
+LIMITS = tuple(KeyLimits.__dataclass_fields__)
+BUDGETS = tuple(KeyBudget.__dataclass_fields__)
+CHANGEABLE = ("name", "expires_at", *SCOPES, *LIMITS, *BUDGETS)
 """What `update_key` may change."""
 
 
@@ -94,12 +101,15 @@ def _plain(value: Any) -> Any:
 def _change_limits(
     key: ApiKey, tenant: Tenant | None, changes: Mapping[str, Any], settings: Settings
 ) -> None:
-    """Only what is sent is held against the tenant's limits: a later lower one wins anyway."""
-    sent = {name: changes[name] for name in KeyLimits.__dataclass_fields__ if name in changes}
+    """Only what is sent is held against the tenant's limits: a later lower one wins anyway, as does
+    a later looser budget."""
+    sent = {name: changes[name] for name in (*LIMITS, *BUDGETS) if name in changes}
     if not sent:
         return
     if tenant is None:
         raise InvalidRequest("An operator key never calls models, so it has no limits.")
-    check_key_limits(KeyLimits(**sent), effective_limits(tenant, settings))
+    most = effective_limits(tenant, settings)
+    check_key_limits(KeyLimits(**{n: sent[n] for n in LIMITS if n in sent}), most)
+    check_key_budget(KeyBudget(**{n: sent[n] for n in BUDGETS if n in sent}), most)
     for name, value in sent.items():
         setattr(key, name, value)

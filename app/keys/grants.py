@@ -1,9 +1,9 @@
 """What a managing key may hand on: never more than it has itself.
 
-A key that ends or is bound to networks makes only keys that are bound at least as tightly. One that
-has limits makes none, for each key's calls are counted by themselves: many such keys, or a
-successor, would have them many times over. A bound key makes no people at all: a user of the
-console is bound by none of these. An admin's session is bound by its tenant alone.
+A key that ends, is bound to networks or has a looser latency budget makes only keys that are bound
+at least as tightly. One that has limits makes none, for each key's calls are counted by themselves:
+many such keys, or a successor, would have them many times over. A bound key makes no people at all:
+a user of the console is bound by none of these. An admin's session is bound by its tenant alone.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.caller import Caller, KeyLimits
+from app.caller import Caller, KeyBudget, KeyLimits
 from app.errors import Forbidden
 from app.keys import service
 from app.keys.models import ApiKey
@@ -19,7 +19,8 @@ from app.keys.networks import Network, covers, parse_networks
 from app.keys.restrictions import networks_of
 
 LIMITS = tuple(KeyLimits.__dataclass_fields__)
-BOUNDS = ("expires_at", "networks", *LIMITS)
+BUDGETS = tuple(KeyBudget.__dataclass_fields__)
+BOUNDS = ("expires_at", "networks", *LIMITS, *BUDGETS)
 """What a key may be bound by; access and adapters are whole, or it could not manage."""
 
 
@@ -100,6 +101,8 @@ def _is_within(own: ApiKey, name: str, value: Any) -> bool:
         return False
     if name == "networks":
         return _all_covered(networks_of(own.scopes) or (), parse_networks(value))
+    if name in ("ttft_ms", "tpot_ms"):
+        return bool(value >= most)  # a later first token is less of a promise
     return bool(value <= most)
 
 

@@ -1,7 +1,7 @@
 """What a new key is restricted to: each restriction is checked when it is given.
 
-A key can only be tighter than its tenant, so what loosens nothing and what nobody can meet is
-refused by the field's name.
+A key can only have less than its tenant: tighter limits, and a looser latency budget. What would
+give it more, what restricts nothing and what nobody can meet is refused by the field's name.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,14 @@ from typing import Any, cast, get_args
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters import repository as adapter_rows
-from app.caller import KeyAccess, KeyLimits, TenantLimits
+from app.caller import KeyAccess, KeyBudget, KeyLimits, TenantLimits
 from app.errors import InvalidRequest
 from app.keys.networks import Network, parse_networks
 from app.tenants.models import Tenant
+from app.tenants.service import LEAST_PERCENTILE
 
 MAX_SCOPED_ADAPTERS = 100
+MOST_MS = 3_600_000.0
 _SHOWN_CHARACTERS = 64
 
 
@@ -104,6 +106,37 @@ def check_key_limits(wanted: KeyLimits, tenant: TenantLimits) -> None:
                 code="limit_above_tenant",
                 param=name,
             )
+
+
+def check_key_budget(wanted: KeyBudget, tenant: TenantLimits) -> None:
+    """Raises InvalidRequest (the field's name) for a promise beyond the tenant's.
+
+    A tenant's budget that is loosened later still wins, and without one there is no promise.
+    """
+    for name, own, theirs in (
+        ("ttft_ms", wanted.ttft_ms, tenant.ttft_ms),
+        ("tpot_ms", wanted.tpot_ms, tenant.tpot_ms),
+    ):
+        if own is None:
+            continue
+        if theirs is None:
+            told = f"{name}: the tenant has no such budget that a key could loosen; leave it out."
+            raise InvalidRequest(told, code="budget_tightened", param=name)
+        if not theirs <= own <= MOST_MS:
+            raise InvalidRequest(
+                f"{name} is {own:g} and the tenant's budget {theirs:g}; a key may only loosen it, "
+                f"to at most {MOST_MS:g}.",
+                code="budget_tightened",
+                param=name,
+            )
+    share, most = wanted.budget_percentile, tenant.budget_percentile
+    if share is not None and not LEAST_PERCENTILE <= share <= most:
+        raise InvalidRequest(
+            f"budget_percentile is {share:g} and the tenant's {most:g}; a key may only loosen it, "
+            f"to at least {LEAST_PERCENTILE:g}.",
+            code="budget_tightened",
+            param="budget_percentile",
+        )
 
 
 def access_of(scopes: dict[str, Any]) -> KeyAccess:

@@ -72,6 +72,7 @@ async def create_key(
             networks=body.networks,
             expires_at=body.expires_at,
             limits=body.limits(),
+            budget=body.budget(),
             settings=platform.settings,
         )
         return _shown_once(made, platform)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
-from app.caller import KeyAccess, KeyLimits
+from app.caller import KeyAccess, KeyBudget, KeyLimits
 from app.keys import service
 from app.keys.leaks import MAX_TEXT, Candidate, Owner
 from app.keys.models import ApiKey
@@ -14,6 +14,7 @@ from app.keys.service import KeyState
 from app.keys.token import PREFIX
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
+Milliseconds = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]
 
 
 def _in_utc(at: datetime) -> datetime:
@@ -46,6 +47,13 @@ class KeyChange(BaseModel):
     tokens_per_minute: Count | None = None
     max_concurrent: Count | None = None
     monthly_tokens: Annotated[int, Field(ge=1, le=2**53, strict=True)] | None = None
+    ttft_ms: Milliseconds | None = None
+    """A key's latency budget may only be looser than its tenant's."""
+    tpot_ms: Milliseconds | None = None
+    budget_percentile: Annotated[float, Field(ge=0.5, le=0.999, allow_inf_nan=False)] | None = None
+
+    def budget(self) -> KeyBudget:
+        return KeyBudget(self.ttft_ms, self.tpot_ms, self.budget_percentile)
 
     def limits(self) -> KeyLimits:
         return KeyLimits(
@@ -92,6 +100,9 @@ class KeyOut(BaseModel):
     tokens_per_minute: int | None
     max_concurrent: int | None
     monthly_tokens: int | None
+    ttft_ms: float | None
+    tpot_ms: float | None
+    budget_percentile: float | None
     created_by: str
     created_at: datetime
     expires_at: datetime | None

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.audit import service as audit
-from app.caller import Caller, KeyLimits, TenantLimits
+from app.caller import Caller, KeyBudget, KeyLimits, TenantLimits
 from app.crypto import KeyedHash, Secrets
 from app.db import Database
 from app.errors import Conflict, InvalidRequest, NotFound
@@ -17,11 +17,17 @@ from app.ids import new_id
 from app.keys import repository, token
 from app.keys.cache import KeyEntry
 from app.keys.models import ApiKey
-from app.keys.restrictions import access_of, check_key_limits, key_scopes, networks_of
+from app.keys.restrictions import (
+    access_of,
+    check_key_budget,
+    check_key_limits,
+    key_scopes,
+    networks_of,
+)
 from app.settings import Settings
 from app.tables import Table, TableQuery
 from app.tenants.models import Tenant
-from app.tenants.service import effective_limits, require_kept
+from app.tenants.service import BUDGET_PERCENTILE, effective_limits, require_kept
 
 READ_TOGETHER = 100
 KeyState = Literal["active", "expired", "revoked"]
@@ -48,22 +54,26 @@ async def create_key(
     networks: Sequence[str] | None = None,
     expires_at: datetime | None = None,
     limits: KeyLimits | None = None,
+    budget: KeyBudget | None = None,
     settings: Settings | None = None,
 ) -> NewKey:
     """A key of a tenant, or with `tenant=None` an operator's key (never accepted on /v1).
 
     `adapters` restricts the key to adapters of these names, `access` to reading or to inference,
-    `networks` (CIDRs) to where it is used from; None restricts nothing. With `settings`, `limits`
-    are also held to the platform's defaults where the tenant has none of its own.
+    `networks` (CIDRs) to where it is used from; None restricts nothing. `budget` loosens the
+    tenant's latency budget. With `settings`, `limits` are also held to the platform's defaults
+    where the tenant has none of its own.
     """
     check_expiry(expires_at, now)
     scopes = await key_scopes(session, tenant, adapters=adapters, access=access, networks=networks)
-    limits = limits or KeyLimits()
-    if tenant is None and limits != KeyLimits():
+    limits, budget = limits or KeyLimits(), budget or KeyBudget()
+    if tenant is None and (limits != KeyLimits() or budget != KeyBudget()):
         raise InvalidRequest("An operator key never calls models, so it has no limits.")
     if tenant is not None:
         require_kept(tenant)
-        check_key_limits(limits, _ceiling(tenant, settings))
+        most = _ceiling(tenant, settings)
+        check_key_limits(limits, most)
+        check_key_budget(budget, most)
     made = _mint(
         session,
         secrets,
@@ -74,6 +84,7 @@ async def create_key(
         scopes=scopes,
         expires_at=expires_at,
         limits=limits,
+        budget=budget,
     )
     await record(session, "key.create", made.row, actor=actor, now=now, detail={"scopes": scopes})
     return made
@@ -98,8 +109,8 @@ async def rotate_key(
     tenant_id: str | None,
     overlap: timedelta,
 ) -> NewKey:
-    """A new key with the old one's name, scope and limits; the old one works until the overlap
-    ends. Raises NotFound, or Conflict when the key no longer works or is being rotated."""
+    """A new key with the old one's name, scope, limits and budget; the old one works until the
+    overlap ends. Raises NotFound, or Conflict when the key no longer works or is being rotated."""
     old = await find_key(session, key_id, tenant_id=tenant_id, lock=True)
     if state(old, now) != "active":
         raise Conflict(
@@ -121,6 +132,7 @@ async def rotate_key(
         scopes=dict(old.scopes),
         expires_at=old.expires_at,
         limits=key_limits(old),
+        budget=key_budget(old),
     )
     old.revoke_at = now + overlap
     await record(
@@ -193,6 +205,10 @@ def key_limits(key: ApiKey) -> KeyLimits:
     )
 
 
+def key_budget(key: ApiKey) -> KeyBudget:
+    return KeyBudget(key.ttft_ms, key.tpot_ms, key.budget_percentile)
+
+
 def entry_reads(db: Database, settings: Settings) -> Grouped[str, KeyEntry]:
     """Loads entries by public id; requests that wait together share the reading."""
 
@@ -221,6 +237,7 @@ async def load_entry(session: AsyncSession, public_id: str, settings: Settings) 
         adapter_scope=None if scope is None else frozenset(scope),
         limits=effective_limits(tenant, settings),
         key_limits=key_limits(key),
+        key_budget=key_budget(key),
         access=access_of(key.scopes),
     )
     return KeyEntry(
@@ -239,6 +256,9 @@ def _ceiling(tenant: Tenant, settings: Settings | None) -> TenantLimits:
         return effective_limits(tenant, settings)
     return TenantLimits(
         **{name: getattr(tenant, name) for name in KeyLimits.__dataclass_fields__},
+        ttft_ms=tenant.ttft_ms,
+        tpot_ms=tenant.tpot_ms,
+        budget_percentile=tenant.budget_percentile or BUDGET_PERCENTILE,
     )
 
 
@@ -253,6 +273,7 @@ def _mint(
     scopes: dict[str, Any],
     expires_at: datetime | None,
     limits: KeyLimits,
+    budget: KeyBudget,
 ) -> NewKey:
     text = token.mint()
     stored = secrets.hash("api-key", text.text)
@@ -270,6 +291,9 @@ def _mint(
         tokens_per_minute=limits.tokens_per_minute,
         max_concurrent=limits.max_concurrent,
         monthly_tokens=limits.monthly_tokens,
+        ttft_ms=budget.ttft_ms,
+        tpot_ms=budget.tpot_ms,
+        budget_percentile=budget.budget_percentile,
         created_by=audit.actor_id(actor),
         created_at=now,
         expires_at=expires_at,

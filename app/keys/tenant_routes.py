@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path
 
 from app.audit.service import actor_id
 from app.auth import ApiCaller
-from app.caller import KeyLimits
+from app.caller import KeyBudget, KeyLimits
 from app.db import after_commit
 from app.deps import IdempotencyKey, PlatformDep, ReadSession, Session
 from app.idempotency.service import create_once
@@ -63,6 +63,7 @@ async def create_own_key(
             networks=bounds["networks"],
             expires_at=bounds["expires_at"],
             limits=KeyLimits(**{name: bounds[name] for name in grants.LIMITS}),
+            budget=KeyBudget(**{name: bounds[name] for name in grants.BUDGETS}),
             settings=platform.settings,
         )
         return _shown_once(made, platform)

@@ -46,6 +46,8 @@ class LimitsObject(BaseModel):
     max_tokens: int | None
     max_adapters: int | None
     max_stored_bytes: int | None
+    max_resident_bytes: int | None
+    reserved_resident_bytes: int
     max_rank: int
     ttft_ms: float | None
     tpot_ms: float | None

@@ -30,6 +30,8 @@ class Tenant(Base):
     monthly_tokens: Mapped[int | None] = mapped_column(BigInteger)
     max_adapters: Mapped[int | None] = mapped_column()
     max_stored_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    max_resident_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    reserved_resident_bytes: Mapped[int | None] = mapped_column(BigInteger)
     max_rank: Mapped[int | None] = mapped_column()
     max_tokens: Mapped[int | None] = mapped_column()
     created_at: Mapped[datetime] = mapped_column()

@@ -29,6 +29,10 @@ class TenantLimitsIn(BaseModel):
     monthly_tokens: Large | None = None
     max_adapters: Annotated[int, Field(ge=0, le=INT32, strict=True)] | None = None
     max_stored_bytes: Annotated[int, Field(ge=0, le=2**53, strict=True)] | None = None
+    max_resident_bytes: Large | None = None
+    """Of its adapters in an engine's device memory, and the same in host memory."""
+    reserved_resident_bytes: Annotated[int, Field(ge=0, le=2**53, strict=True)] | None = None
+    """Of these, what other tenants' adapters cannot push out."""
     max_rank: Count | None = None
     max_tokens: Count | None = None
 
@@ -55,6 +59,8 @@ class TenantOut(BaseModel):
     monthly_tokens: int | None
     max_adapters: int | None
     max_stored_bytes: int | None
+    max_resident_bytes: int | None
+    reserved_resident_bytes: int | None
     max_rank: int | None
     max_tokens: int | None
     created_at: datetime

@@ -30,12 +30,15 @@ LIMITS = (
     "monthly_tokens",
     "max_adapters",
     "max_stored_bytes",
+    "max_resident_bytes",
+    "reserved_resident_bytes",
     "max_rank",
     "max_tokens",
 )
 """What `update_tenant` may change."""
 BUDGET_PERCENTILE = 0.95
 """The share of a tenant's requests that keep its latency budget, unless it has its own."""
+MAY_BE_ZERO = ("max_adapters", "max_stored_bytes", "reserved_resident_bytes")
 LEAST_PERCENTILE, MOST_PERCENTILE = 0.5, 0.999
 
 
@@ -54,6 +57,8 @@ def effective_limits(tenant: Tenant | None, settings: Settings) -> TenantLimits:
         monthly_tokens=own(tenant.monthly_tokens, settings.tenant_monthly_tokens),
         max_adapters=own(tenant.max_adapters, settings.tenant_max_adapters),
         max_stored_bytes=own(tenant.max_stored_bytes, settings.tenant_max_stored_bytes),
+        max_resident_bytes=own(tenant.max_resident_bytes, settings.tenant_max_resident_bytes),
+        reserved_resident_bytes=tenant.reserved_resident_bytes or 0,
         max_rank=min(tenant.max_rank or settings.max_rank, settings.max_rank),
         max_tokens=own(tenant.max_tokens, settings.tenant_max_tokens),
         weight=tenant.weight,
@@ -189,7 +194,7 @@ def _apply(tenant: Tenant, changes: Mapping[str, Any]) -> None:
     for name, value in changes.items():
         if name not in LIMITS:
             raise InvalidRequest(f"A tenant has no limit {name[:40]!r}.", param=name)
-        if value is not None and value <= 0 and name not in ("max_adapters", "max_stored_bytes"):
+        if value is not None and value <= 0 and name not in MAY_BE_ZERO:
             raise InvalidRequest(f"{name} must be above 0; {value!r} was given.", param=name)
         if (
             name == "budget_percentile"
@@ -204,6 +209,13 @@ def _apply(tenant: Tenant, changes: Mapping[str, Any]) -> None:
         if value is not None and value < 0:
             raise InvalidRequest(f"{name} must not be negative; {value!r} was given.", param=name)
         setattr(tenant, name, 1.0 if name == "weight" and value is None else value)
+    most, reserved = tenant.max_resident_bytes, tenant.reserved_resident_bytes
+    if most is not None and reserved is not None and reserved > most:
+        raise InvalidRequest(
+            f"reserved_resident_bytes is {reserved} and max_resident_bytes {most}; more cannot be "
+            "kept than may be held.",
+            param="reserved_resident_bytes",
+        )
 
 
 def _taken(name: str) -> Conflict:

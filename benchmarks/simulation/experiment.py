@@ -14,15 +14,17 @@ from engine.policy import PolicyName
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How much of an experiment to run: seeds 1..rounds, arms by policy, seconds of arrivals."""
+    """How much of an experiment to run: so many seeds from the first, arms by policy, seconds of
+    arrivals."""
 
     rounds: int
     policies: Sequence[PolicyName]
     seconds: float | None = None
+    first_seed: int = 1
 
     @property
     def seeds(self) -> range:
-        return range(1, self.rounds + 1)
+        return range(self.first_seed, self.first_seed + self.rounds)
 
     def duration_ms(self, usual_s: float) -> float:
         return 1000.0 * (self.seconds or usual_s)

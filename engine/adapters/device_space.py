@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from engine.adapters.resident_bytes import TierBytes
 from engine.arena import Arena, Span
 from engine.kv_blocks import KvBlocks
 from engine.types import AdapterRef, Executor
@@ -24,9 +25,11 @@ class Resident:
     ref: AdapterRef
     slot: int
     placed: int  # counts placements: the lower, the longer it has been here
+    nbytes: int
     copied: bool = False
     pins: int = 0
     draining: bool = False  # must leave: no new request may pin it
+    leaving: bool = False  # must leave as well, for another adapter of its tenant
     since_ms: float = 0.0  # when it was placed
 
     @property
@@ -40,6 +43,7 @@ class Hold:
 
     ref: AdapterRef
     extents: int
+    nbytes: int
     victims: list[Resident] = field(default_factory=list)
 
 
@@ -54,11 +58,13 @@ class DeviceSpace:
         *,
         max_slots: int,
         max_extents: int,
+        tenants: TierBytes,
         order_of: Callable[[AdapterRef], tuple[int, int] | None],
         on_evicted: Callable[[AdapterRef], None],
         on_spared: Callable[[AdapterRef], object],
     ) -> None:
         self.max_extents = max_extents
+        self.tenants = tenants
         self._arena = arena
         self._blocks = blocks
         self._executor = executor
@@ -105,28 +111,39 @@ class DeviceSpace:
 
     # ------------------------------------------------------------------ making room for adapters
 
-    def place(self, ref: AdapterRef, extents: int, needed_blocks: int) -> Resident | None:
-        """A slot and a span for an adapter, or None.
+    def make_way(self, ref: AdapterRef, nbytes: int) -> bool:
+        """Drops idle adapters of the same tenant until one more lies within its limit; whether it
+        does."""
+        while self.tenants.over(ref.salt, nbytes):
+            if not self._drop_idle(ref.salt, own=True):
+                return False
+        return True
+
+    def place(
+        self, ref: AdapterRef, extents: int, nbytes: int, needed_blocks: int
+    ) -> Resident | None:
+        """A slot and a span for an adapter that lies within its tenant's limit, or None.
 
         `needed_blocks`: how many KV blocks running sequences cannot do without.
         """
         while self._slots_left() < 1 or self._share_left() < extents:
-            if not self._drop_idle():
+            if not self._drop_idle(ref.salt):
                 return None
         while True:
             spare = self._blocks.available - needed_blocks
             if self._arena.has_hole(extents, spare):
-                return self._settle(ref, self._arena.place(self._free_slots[0], extents))
+                return self._settle(ref, nbytes, self._arena.place(self._free_slots[0], extents))
             window = Span(self._arena.kv_limit - extents, extents)
             if extents <= spare and window.first >= 0 and not self._blocks.referenced_in(window):
                 self._blocks.clear(window)
                 continue
-            if not self._compact() and not self._drop_idle():
+            if not self._compact() and not self._drop_idle(ref.salt):
                 return None
 
     def most_extents(self, needed_blocks: int) -> int:
         """No adapter of more extents than this can be placed, whatever idle ones are dropped."""
-        droppable = [self.span_of(r).count for r in self._idle.values() if self._unwanted(r.ref)]
+        idle = self._idle.values()
+        droppable = [self.span_of(r).count for r in idle if r.leaving or self._unwanted(r.ref)]
         if self._slots_left() + len(droppable) < 1:
             return 0
         used = self._arena.kv_used - self._blocks.cached + self._arena.adapter_used
@@ -143,6 +160,14 @@ class DeviceSpace:
     def _unwanted(self, ref: AdapterRef) -> bool:
         return self._order_of(ref) is None
 
+    def _reserved(self, ref: AdapterRef, salt: str | None) -> bool:
+        """Whether the adapter is one that its tenant has reserved the place of, against others."""
+        return ref.salt != salt and self.tenants.keeps(ref.salt)
+
+    def _can_go(self, ref: AdapterRef, salt: str | None) -> bool:
+        leaving = self._residents[ref].leaving
+        return leaving or (self._unwanted(ref) and not self._reserved(ref, salt))
+
     def drop(self, ref: AdapterRef) -> None:
         """Takes an unpinned adapter off the device, complete or not."""
         resident = self._residents[ref]
@@ -151,11 +176,33 @@ class DeviceSpace:
         del self._residents[ref]
         self._executor.drop_adapter(resident.slot)
         self._arena.release(resident.slot)
+        self.tenants.give(ref.salt, resident.nbytes)
         heapq.heappush(self._free_slots, resident.slot)
         del self._by_slot[resident.slot]
         self._idle.pop(ref, None)
         if self.hold is not None and resident in self.hold.victims:
             self.hold.victims.remove(resident)
+
+    def clear_for(self, salt: str) -> Resident | None:
+        """Lets the tenant's adapter that has been here longest run dry, for another of its own."""
+        mine = [r for r in self._residents.values() if r.ref.salt == salt and r.copied]
+        if not mine or any(resident.leaving for resident in mine):
+            return None
+        oldest = min(mine, key=lambda resident: resident.placed)
+        oldest.leaving = True
+        return oldest
+
+    def spare(self, salt: str) -> None:
+        """None of the tenant's adapters has to make way any more."""
+        for resident in self._residents.values():
+            if resident.leaving and resident.ref.salt == salt:
+                resident.leaving = False
+                self._on_spared(resident.ref)
+
+    @property
+    def leaving(self) -> list[Resident]:
+        """Adapters in use that make way for another of their tenant."""
+        return [r for r in self._residents.values() if r.leaving and r.pins]
 
     # ------------------------------------------------------------------ making room for KV
 
@@ -182,9 +229,19 @@ class DeviceSpace:
             return False
         return self._by_slot[min(spans, key=lambda slot: spans[slot].first)].idle
 
-    def _drop_idle(self, *, force: bool = False, keep: AdapterRef | None = None) -> bool:
+    def _drop_idle(
+        self,
+        salt: str | None = None,
+        *,
+        own: bool = False,
+        force: bool = False,
+        keep: AdapterRef | None = None,
+    ) -> bool:
+        """Drops one idle adapter for a tenant (its salt), or for KV; `own`: of the tenant's."""
         for ref in self._idle:
-            if ref != keep and (force or self._unwanted(ref)):
+            if own and ref.salt != salt:
+                continue
+            if ref != keep and (force or self._can_go(ref, salt)):
                 self.drop(ref)
                 self._on_evicted(ref)
                 return True
@@ -198,21 +255,23 @@ class DeviceSpace:
 
     # ------------------------------------------------------------------ the hold
 
-    def begin_hold(self, ref: AdapterRef, extents: int) -> bool:
+    def begin_hold(self, ref: AdapterRef, extents: int, nbytes: int) -> bool:
         """Chooses a window for an adapter that has waited too long; whether there is one.
 
         The adapters in it are not given to further requests; those that have been resident longest
         go first, so that more adapters than fit take turns.
         """
-        chosen = self._choose_window(ref, extents)
+        chosen = self._choose_window(ref, extents, sparing=True)
+        chosen = chosen or self._choose_window(ref, extents, sparing=False)
         if chosen is None:
             return False
         window, victims = chosen
         for resident in victims:
             resident.draining = True
         self._arena.hold(window)
+        self.tenants.take(ref.salt, nbytes)  # until it is placed: nothing else may use its limit up
         self._blocks.clear(window)
-        self.hold = Hold(ref, extents, victims)
+        self.hold = Hold(ref, extents, nbytes, victims)
         return True
 
     def fill_hold(self) -> Resident | None:
@@ -231,7 +290,8 @@ class DeviceSpace:
         if span is None:
             return None
         self.hold = None
-        return self._settle(hold.ref, span)
+        self.tenants.give(hold.ref.salt, hold.nbytes)
+        return self._settle(hold.ref, hold.nbytes, span)
 
     def release_hold(self) -> None:
         if self.hold is None:
@@ -239,17 +299,27 @@ class DeviceSpace:
         for resident in self.hold.victims:
             resident.draining = False
             self._on_spared(resident.ref)
+        self.tenants.give(self.hold.ref.salt, self.hold.nbytes)
         self.hold = None
         self._arena.release_hold()
 
-    def _choose_window(self, ref: AdapterRef, extents: int) -> tuple[Span, list[Resident]] | None:
-        """Least KV in use first, then the adapters that were placed longest ago."""
+    def _choose_window(
+        self, ref: AdapterRef, extents: int, *, sparing: bool
+    ) -> tuple[Span, list[Resident]] | None:
+        """Least KV in use first, then the adapters that were placed longest ago.
+
+        `sparing`: what other tenants have reserved stays.
+        """
         order = self._order_of(ref)
         spans = sorted(self._arena.spans().items(), key=lambda item: item[1].first)
         residents = [self._by_slot[slot] for slot, _ in spans]
         firsts = [span.first for _, span in spans]
         ends = [span.end for _, span in spans]
-        staying = {r.ref for r in residents if not self._may_go(r, order)}
+        staying = {
+            r.ref
+            for r in residents
+            if not self._may_go(r, order) or (sparing and self._reserved(r.ref, ref.salt))
+        }
         leaving = [r for r in residents if r.ref not in staying]
         leaving.sort(key=lambda resident: resident.placed)
         top = self._arena.extents - extents
@@ -290,12 +360,13 @@ class DeviceSpace:
             used -= self.span_of(victim).count
         return victims
 
-    def _settle(self, ref: AdapterRef, span: Span | None) -> Resident:
+    def _settle(self, ref: AdapterRef, nbytes: int, span: Span | None) -> Resident:
         if span is None:
             raise AssertionError("the hole that was found is gone")
         slot = heapq.heappop(self._free_slots)
         self._placements += 1
-        resident = Resident(ref, slot, self._placements)
+        resident = Resident(ref, slot, self._placements, nbytes)
+        self.tenants.take(ref.salt, nbytes)
         self._residents[ref] = resident
         self._by_slot[slot] = resident
         return resident

@@ -10,7 +10,7 @@ what has happened since, and says whose adapter became usable and whose failed.
 
 import logging
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,6 +20,7 @@ from engine.adapters.device_space import DeviceSpace
 from engine.adapters.host_cache import HostCache
 from engine.adapters.loading import Loaded, Loader, LoadFailed, Measured
 from engine.adapters.quarantine import Quarantine, Quarantined
+from engine.adapters.resident_bytes import ResidentPromises, TierBytes
 from engine.arena import Arena
 from engine.clock import Clock
 from engine.config import EngineConfig
@@ -28,7 +29,7 @@ from engine.kv_blocks import KvBlocks
 from engine.load_time import LoadTimes
 from engine.policy import Policy, load_cost
 from engine.request import Sequence
-from engine.types import AdapterBlob, AdapterRef, Executor, Residency
+from engine.types import AdapterBlob, AdapterRef, Executor, Residency, TenantResidency
 from engine.waiting import FairQueue
 
 PLACEMENTS_PER_STEP = 16
@@ -44,6 +45,8 @@ RECOMPUTED_RESIDENCY_MS = 10_000.0
 """The same where no prefix is cached: being set aside then costs all that was computed."""
 ERASED_MS = 5_000.0
 """How long an erased adapter is refused: calls that were on their way must not bring it back."""
+
+TOO_LARGE_FOR_TENANT = "adapter_exceeds_resident_bytes"
 
 log = logging.getLogger(__name__)
 
@@ -115,13 +118,19 @@ class AdapterPool:
         self._blocks = blocks
         self._extent_bytes = executor.description.kv_block_bytes
         self._max_rank = min(config.max_rank, executor.description.max_rank)
-        self._host = HostCache(config.host_cache_bytes)
+        self._promises = ResidentPromises()
+        max_extents = int(arena.extents * config.adapter_share)
+        self._device_bytes = max_extents * self._extent_bytes
+        host_bytes = config.host_cache_bytes
+        self._host = HostCache(host_bytes, TierBytes(host_bytes, self._promises))
         self._entries: dict[AdapterRef, Entry] = {}
         self._load_queue: FairQueue[Entry] = FairQueue(policy)
         self._measured: deque[Entry] = deque()
         self._loads = 0  # measuring or building, those of erased adapters too
         self._erasing: set[AdapterRef] = set()  # loads whose result will be thrown away
         self._wanted: FairQueue[Entry] = FairQueue(policy)
+        self._parked: dict[str, FairQueue[Entry]] = {}  # by salt: their tenants are at their limits
+        self._no_turn_before_ms: dict[str, float] = {}  # by salt, while something is parked
         self._quarantine = Quarantine()
         self._spared: list[AdapterRef] = []  # were to leave the device and need not any more
         self._now_ms = 0.0
@@ -135,7 +144,8 @@ class AdapterPool:
             blocks,
             executor,
             max_slots=config.max_slots,
-            max_extents=int(arena.extents * config.adapter_share),
+            max_extents=max_extents,
+            tenants=TierBytes(self._device_bytes, self._promises),
             order_of=self._order_of,
             on_evicted=self._evicted,
             on_spared=self._spared.append,
@@ -153,9 +163,17 @@ class AdapterPool:
         if request.system and ref not in self._erasing:
             self._quarantine.lift(ref)  # validation asks for a fresh verdict
         refusal = self._quarantine.get(ref, now_ms)
+        most = request.resident.most
+        if refusal is not None and refusal.fits_into(most):
+            self._quarantine.lift(ref)
+            refusal = None
         if refusal is not None:
             raise AdapterRefused(refusal.message, code=refusal.code)
+        entry = self._entries.get(ref)
+        if entry is not None and most is not None and entry.nbytes > most:
+            raise AdapterRefused(_too_large(entry.nbytes, most), code=TOO_LARGE_FOR_TENANT)
         self.wait(sequence, now_ms)
+        self._promises.tell(ref.salt, None if request.system else request.tenant, request.resident)
         return self.usable(ref)
 
     def wait(self, sequence: Sequence, now_ms: float) -> None:
@@ -165,6 +183,7 @@ class AdapterPool:
         known = entry is not None
         if entry is None:
             entry = self._entries[ref] = Entry(ref)
+            self._promises.joined(ref.salt, sequence.tenant)
         first = entry.oldest
         entry.waiting[sequence.order] = sequence
         if first is not None and sequence.order < first.order:
@@ -180,7 +199,7 @@ class AdapterPool:
         entry = self._entries.get(_ref_of(sequence))
         if entry is None or entry.waiting.pop(sequence.order, None) is None or entry.waiting:
             return
-        if self._wanted.remove(entry) and self._holding(entry):
+        if self._no_longer_wanted(entry) and self._holding(entry):
             self._device.release_hold()
         if entry.stage is Stage.MEASURED:
             self._loader.abandon(entry.ref)
@@ -190,7 +209,9 @@ class AdapterPool:
     def usable(self, ref: AdapterRef) -> bool:
         """Whether a further request may pin the adapter now."""
         resident = self._device.get(ref)
-        return resident is not None and resident.copied and not resident.draining
+        if resident is None or not resident.copied:
+            return False
+        return not (resident.draining or resident.leaving)
 
     def pin(self, sequence: Sequence) -> int:
         """The adapter's slot for a sequence that starts to run."""
@@ -214,7 +235,7 @@ class AdapterPool:
         times, entry = self.load_times, self._entries.get(ref)
         nbytes = 0 if entry is None else entry.nbytes
         copy_ms = (1 + len(self._wanted)) * times.predict_ms("host", nbytes)
-        if self._wanted:
+        if self._wanted or ref.salt in self._parked:
             copy_ms += self._place_wait_ms
         if entry is not None and entry.stage in (Stage.HOST, Stage.COPYING):
             return copy_ms
@@ -235,6 +256,7 @@ class AdapterPool:
             or self._load_queue
             or self._measured
             or self._wanted
+            or self._parked
             or self._spared
             or self._device.copying()
         )
@@ -256,6 +278,8 @@ class AdapterPool:
             else:
                 self._on_failed(event, now_ms, events)
         self._start_loads()
+        if self._parked:
+            self._take_turns(now_ms, events)
         if self._wanted:
             self._place_wanted(now_ms, needed_blocks(), events)
         for slot in self._poll_copies(copy_bytes):
@@ -281,7 +305,10 @@ class AdapterPool:
     def _start_loads(self) -> None:
         for _ in range(len(self._measured)):
             entry = self._measured.popleft()
-            dropped = self._host.reserve(entry.ref, entry.nbytes, self._host_copy_can_go)
+            overdue = self._now_ms - entry.since_ms > self._config.adapter_aging_ms
+            dropped = self._host.reserve(
+                entry.ref, entry.nbytes, self._host_copy_can_go, overdue=overdue
+            )
             if dropped is None:
                 self._measured.append(entry)
                 continue
@@ -308,12 +335,16 @@ class AdapterPool:
             return
         entry = self._entries[event.ref]
         entry.nbytes, entry.max_rank = event.nbytes, event.max_rank
-        limit = min(self._config.host_cache_bytes, self._device.max_extents * self._extent_bytes)
+        limit = min(self._config.host_cache_bytes, self._device_bytes)
         refusal = None
         if event.nbytes > limit:
             refusal = ("adapter_too_large", f"of {event.nbytes} bytes; the limit is {limit} bytes")
         elif event.max_rank > self._max_rank:
             refusal = ("rank_out_of_range", f"rank {event.max_rank}; most is {self._max_rank}")
+        if refusal is None and self._promises.too_large(event.ref.salt, event.nbytes):
+            self._loader.abandon(event.ref)
+            self._fail_for_limit(entry, now_ms, events)
+            return
         if refusal is not None:
             self._loader.abandon(event.ref)
             message = f"This engine cannot hold the adapter: {refusal[1]}."
@@ -365,12 +396,20 @@ class AdapterPool:
         now_ms: float,
         retry_ms: float,
         events: PoolEvents,
+        nbytes: int | None = None,
     ) -> None:
         """The adapter cannot be had: its requests end, others of its key are refused a while."""
         self._host.drop(entry.ref)
         self._remove(entry)
-        self._quarantine.put(entry.ref, Quarantined(code, message, now_ms + retry_ms), now_ms)
+        refusal = Quarantined(code, message, now_ms + retry_ms, nbytes)
+        self._quarantine.put(entry.ref, refusal, now_ms)
         events.failed.extend((sequence, code, message) for sequence in entry.waiting.values())
+
+    def _fail_for_limit(self, entry: Entry, now_ms: float, events: PoolEvents) -> None:
+        """The adapter alone is more than its tenant may hold; a higher limit lifts it at once."""
+        message = _too_large(entry.nbytes, self._promises.of(entry.ref.salt).most or 0)
+        retry_ms = self._config.quarantine_ms
+        self._fail(entry, TOO_LARGE_FOR_TENANT, message, now_ms, retry_ms, events, entry.nbytes)
 
     def _charge_load(self, entry: Entry) -> None:
         first = entry.oldest
@@ -395,19 +434,62 @@ class AdapterPool:
             first.lost_ms,
         )
 
+    def _park(self, entry: Entry) -> None:
+        self._parked.setdefault(entry.ref.salt, FairQueue(self._policy)).push(entry)
+
+    def _no_longer_wanted(self, entry: Entry) -> bool:
+        """Takes it out of the queue for the device; whether it was in it."""
+        parked = self._parked.get(entry.ref.salt)
+        if parked is not None and parked.remove(entry):
+            if not parked:
+                del self._parked[entry.ref.salt]
+                self._no_turn_before_ms.pop(entry.ref.salt, None)
+                self._device.spare(entry.ref.salt)
+            return True
+        return self._wanted.remove(entry)
+
+    def _take_turns(self, now_ms: float, events: PoolEvents) -> None:
+        """Tenants at their limits: their next adapter comes when their others leave room for it.
+
+        What has waited too long gets the place of the tenant's own adapter that has been there
+        longest, which then takes no new requests.
+        """
+        for salt in list(self._parked):
+            head = self._next_of(self._parked[salt], now_ms)
+            oldest = self._parked[salt].oldest()
+            if head is None or oldest is None:
+                raise AssertionError("nothing is parked where a queue is kept")
+            if now_ms - oldest.arrival_ms > self._config.adapter_aging_ms:
+                head = oldest
+                if now_ms >= self._no_turn_before_ms.get(salt, -math.inf):
+                    if self._device.tenants.over(salt, head.nbytes):
+                        self._device.clear_for(salt)
+                    copy_ms = self.load_times.predict_ms("host", head.nbytes)
+                    self._no_turn_before_ms[salt] = now_ms + RESIDENCY_COPIES * copy_ms
+            if self._promises.too_large(salt, head.nbytes):
+                self._fail_for_limit(head, now_ms, events)
+            elif self._device.make_way(head.ref, head.nbytes):
+                self._no_longer_wanted(head)
+                self._wanted.push(head)
+
     def _place_wanted(self, now_ms: float, needed_blocks: int, events: PoolEvents) -> None:
         self._relieve_starving(now_ms, events)
         refused = []
         most = self._device.most_extents(needed_blocks)
-        for _ in range(PLACEMENTS_PER_STEP):
-            entry = self._next_of(self._wanted, now_ms) if most else None
+        tries = PLACEMENTS_PER_STEP
+        while tries > 0 and most:
+            entry = self._next_of(self._wanted, now_ms)
             if entry is None:
                 break
             self._wanted.remove(entry)
+            if not self._holding(entry) and not self._device.make_way(entry.ref, entry.nbytes):
+                self._park(entry)
+                continue
+            tries -= 1
             extents = self._extents(entry)
             resident = None
             if extents <= most and not self._holding(entry):
-                resident = self._device.place(entry.ref, extents, needed_blocks)
+                resident = self._device.place(entry.ref, extents, entry.nbytes, needed_blocks)
             if resident is None:
                 refused.append(entry)
             else:
@@ -430,26 +512,31 @@ class AdapterPool:
                 return
             if now_ms < self._no_hold_before_ms:
                 return
-            self._device.begin_hold(oldest.ref, self._extents(oldest))
+            if self._device.tenants.over(oldest.ref.salt, oldest.nbytes):
+                self._wanted.remove(oldest)  # its own tenant's adapters are in its way
+                self._park(oldest)
+                return
+            self._device.begin_hold(oldest.ref, self._extents(oldest), oldest.nbytes)
         resident = self._device.fill_hold()
         if resident is not None:
             copy_ms = self.load_times.predict_ms("host", self._entries[resident.ref].nbytes)
             self._no_hold_before_ms = now_ms + RESIDENCY_COPIES * copy_ms
             entry = self._entries[resident.ref]
-            self._wanted.remove(entry)
+            self._no_longer_wanted(entry)
             self._start_copy(entry, resident.slot, now_ms, events)
 
     def overdue(self, now_ms: float) -> list[AdapterRef]:
-        """Adapters in use that have not left a held place in time: their requests must stop.
+        """Adapters in use that have not left a place in time: their requests must stop.
 
         Without this the wait for a place would be as long as the longest answer.
         """
         hold = self._device.hold
-        if hold is None:
-            return []
+        must_go = self._device.leaving if self._parked else []
+        if hold is not None:
+            must_go += [victim for victim in hold.victims if victim.pins]
         cached = self._config.prefix_caching
         keeps_ms = RESIDENCY_MS if cached else RECOMPUTED_RESIDENCY_MS
-        return [v.ref for v in hold.victims if v.pins and now_ms - v.since_ms >= keeps_ms]
+        return [resident.ref for resident in must_go if now_ms - resident.since_ms >= keeps_ms]
 
     def _start_copy(self, entry: Entry, slot: int, now_ms: float, events: PoolEvents) -> None:
         blob = self._blob(entry)
@@ -511,12 +598,13 @@ class AdapterPool:
             self._remove(entry)
 
     def _remove(self, entry: Entry) -> None:
-        self._wanted.remove(entry)
+        self._no_longer_wanted(entry)
         if entry.stage is Stage.QUEUED:
             self._load_queue.remove(entry)
         elif entry.stage is Stage.MEASURED:
             self._measured.remove(entry)
         del self._entries[entry.ref]
+        self._promises.left(entry.ref.salt)
 
     def _order_of(self, ref: AdapterRef) -> tuple[int, int] | None:
         first = self._entries[ref].oldest
@@ -558,6 +646,24 @@ class AdapterPool:
         on_device = (Stage.COPYING, Stage.DEVICE)
         return sum(entry.nbytes for entry in self._entries.values() if entry.stage in on_device)
 
+    def by_tenant(self) -> dict[str, TenantResidency]:
+        """What each tenant's adapters hold; a tenant has one salt."""
+        on_device = (Stage.COPYING, Stage.DEVICE)
+        device: Counter[str] = Counter()
+        for entry in self._entries.values():
+            if entry.stage in on_device:
+                device[entry.ref.salt] += entry.nbytes
+        found: dict[str, TenantResidency] = {}
+        for salt, tenant in self._promises.names():
+            other = found.get(tenant)
+            found[tenant] = TenantResidency(
+                device[salt] + (0 if other is None else other.device_bytes),
+                self._host.tenants.held(salt) + (0 if other is None else other.host_bytes),
+                self._promises.of(salt).most,
+                self._promises.reserved(salt, self._device_bytes),
+            )
+        return found
+
     def residency(self, now_ms: float) -> list[Residency]:
         """Every adapter that the engine knows something of."""
         found = []
@@ -574,6 +680,13 @@ class AdapterPool:
             Residency(ref, "quarantined", 0, 0) for ref, _ in self._quarantine.active(now_ms)
         )
         return found
+
+
+def _too_large(nbytes: int, most: int) -> str:
+    return (
+        f"The adapter takes {nbytes} bytes in the engine and the tenant's adapters may hold {most} "
+        "together; use a lower rank or fewer modules, or have max_resident_bytes raised."
+    )
 
 
 def _ref_of(sequence: Sequence) -> AdapterRef:

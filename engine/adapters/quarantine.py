@@ -12,6 +12,11 @@ class Quarantined:
     code: str
     message: str
     until_ms: float
+    nbytes: int | None = None  # of one that is too large for its tenant's limit
+
+    def fits_into(self, most: int | None) -> bool:
+        """Whether size alone was the fault, and a limit of `most` bytes is none any more."""
+        return self.nbytes is not None and (most is None or self.nbytes <= most)
 
 
 class Quarantine:

@@ -126,6 +126,7 @@ def _norms(checkpoint: Checkpoint) -> dict[str, float]:
             norms[name] = norms["model.embed_tokens"]
         else:
             norms[name] = _frobenius(checkpoint.weight(f"{name}.weight"))
+            checkpoint.release()
     return norms
 
 

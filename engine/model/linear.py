@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model.quantization import GROUP, Int4Codes
+from engine.model.form_cache import NOTHING_KEPT, Array, Arrays, FormCache
+from engine.model.quantization import GROUP
 from engine.model.weights import Weight
 
 LinearPath = Literal["auto", "native", "int4", "dense", "fp32"]
@@ -73,21 +74,34 @@ class Linear:
     """y = x W^T (+ bias) for one weight, or for several that share their input, stacked by rows."""
 
     def __init__(
-        self, weights: Sequence[Weight], choice: PathChoice, bias: Tensor | None = None
+        self,
+        weights: Sequence[Weight],
+        choice: PathChoice,
+        bias: Tensor | None = None,
+        *,
+        name: str = "",
+        forms: FormCache = NOTHING_KEPT,
     ) -> None:
-        """`weights`: each [out_i, in]; the result has their outputs side by side. `bias`: [out]."""
+        """`weights`: each [out_i, in]; the result has their outputs side by side. `bias`: [out].
+
+        `forms`: where what is made of quantized weights is kept, under `name`.
+        """
         self._bias = bias
         self.out_features = sum(weight.shape[0] for weight in weights)
         self.in_features = weights[0].columns
         self._int4: _Int4 | None = None
-        codes = [weight.int4() for weight in weights] if choice.int4_rows else [None]
-        held = [code for code in codes if code is not None]
-        if len(held) == len(weights) and _Int4.fits(self.out_features, self.in_features):
-            self._int4 = _Int4(held)
+        has_int4 = choice.int4_rows > 0 and all(weight.has_int4 for weight in weights)
+        if has_int4 and _Int4.fits(self.out_features, self.in_features):
+            self._int4 = _Int4(*forms.arrays(f"{name} int4.1", lambda: _int4_form(weights)))
         self._int4_rows = choice.int4_rows if self._int4 is not None else 0
         self._dense: _Dense | None = None
         if self._int4 is None or choice.needs_dense:
-            self._dense = _Dense(weights, choice.dense_dtype)
+            dtype = choice.dense_dtype
+            if all(weight.is_plain for weight in weights):
+                (full,) = _dense_form(weights, dtype)  # the checkpoint itself is as good
+            else:
+                (full,) = forms.arrays(f"{name} {dtype}.1", lambda: _dense_form(weights, dtype))
+            self._dense = _Dense(full, dtype)
 
     def compute_at_least(self, rows: int) -> None:
         """Smaller batches of the dense form are padded to `rows` from now on."""
@@ -104,16 +118,40 @@ class Linear:
         return y if self._bias is None else y.add_(self._bias)
 
 
+def _int4_form(weights: Sequence[Weight]) -> Arrays:
+    """The int4 kernel's own layout, uint8, and bf16 bits [in / 32, out, 2] of scale and zero."""
+    codes = [code for weight in weights if (code := weight.int4()) is not None]
+    q = torch.from_numpy(np.concatenate([code.q for code in codes])).int()
+    scale = np.concatenate([code.scale for code in codes])
+    zero = np.concatenate([code.zero for code in codes])
+    pair = torch.from_numpy(np.stack((scale.T, zero.T), axis=-1)).bfloat16().contiguous()
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q, 1)
+    return packed.numpy(), pair.view(torch.int16).numpy()
+
+
+_DECODED_WEIGHTS = 1 << 22
+
+
+def _dense_form(weights: Sequence[Weight], dtype: torch.dtype) -> Arrays:
+    """The weights [out, in] in fp32, or as the bits of bf16; decoded some rows at a time."""
+    columns = weights[0].columns
+    full = torch.empty(sum(weight.shape[0] for weight in weights), columns, dtype=dtype)
+    at, rows = 0, max(1, _DECODED_WEIGHTS // columns)
+    for weight in weights:
+        for start in range(0, weight.shape[0], rows):
+            piece = torch.from_numpy(weight.decode(start, start + rows))
+            full[at : at + piece.shape[0]] = piece
+            at += piece.shape[0]
+    return (full.numpy() if dtype == torch.float32 else full.view(torch.int16).numpy(),)
+
+
 class _Int4:
     """aten::_weight_int4pack_mm_for_cpu: w = scale * (q - 8) + zero, groups of 32."""
 
-    def __init__(self, codes: Sequence[Int4Codes]) -> None:
-        q = torch.from_numpy(np.concatenate([code.q for code in codes])).int()
-        scale = np.concatenate([code.scale for code in codes])
-        zero = np.concatenate([code.zero for code in codes])
-        pair = np.stack((scale.T, zero.T), axis=-1)  # [in / 32, out, 2]
-        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q, 1)
-        self._scale_and_zero = torch.from_numpy(pair).bfloat16().contiguous()
+    def __init__(self, packed: Array, scale_and_zero: Array) -> None:
+        """As `_int4_form` makes them."""
+        self._packed = torch.from_numpy(packed)
+        self._scale_and_zero = torch.from_numpy(scale_and_zero).view(torch.bfloat16)
 
     @staticmethod
     def fits(out_features: int, in_features: int) -> bool:
@@ -130,16 +168,12 @@ class _Int4:
 class _Dense:
     """oneDNN's packed matrix product in fp32 or bf16."""
 
-    def __init__(self, weights: Sequence[Weight], dtype: torch.dtype) -> None:
-        columns = weights[0].columns
-        full = torch.empty(sum(weight.shape[0] for weight in weights), columns, dtype=dtype)
-        at = 0
-        for weight in weights:
-            full[at : at + weight.shape[0]] = torch.from_numpy(weight.decode())
-            at += weight.shape[0]
+    def __init__(self, full: Array, dtype: torch.dtype) -> None:
+        """`full`: [out, in], as `_dense_form` makes it."""
         self.least_rows = 1
         self._dtype = dtype
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(full, _PACK_ROWS)
+        weight = torch.from_numpy(full).view(dtype)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]

@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.kernels.lora import Lora
 from engine.kernels.metadata import LayerGroups, LoraBatch, SliceGroup, layer_groups
 from engine.model.attention import AttentionBatch, QueryChunk, token_rows
+from engine.model.form_cache import NOTHING_KEPT, FormCache
 from engine.model.kv_cache import KvCache
 from engine.model.linear import EXACT, Linear, PathChoice
 from engine.model.loader import Checkpoint
@@ -51,10 +52,11 @@ class Llama:
         cache: KvCache,
         lora: Lora,
         modules: tuple[ModuleSpec, ...],
+        forms: FormCache = NOTHING_KEPT,
         *,
         batch_invariant: bool,
     ) -> None:
-        """`modules`: as in ModelDescription; adapters name them by index."""
+        """`modules`: as in ModelDescription; adapters name them by index. `forms`: of this base."""
         config = self.config = checkpoint.config
         self._batch_invariant = batch_invariant
         self._cache = cache
@@ -64,11 +66,14 @@ class Llama:
         self._embedding = checkpoint.weight("model.embed_tokens.weight")
         self._norm = _vector(checkpoint, "model.norm.weight")
         head = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
-        self._head = Linear([checkpoint.weight(head)], EXACT)
-        self._blocks = [
-            _Block(checkpoint, layer, choice, layer_groups(modules, layer))
-            for layer in range(config.layers)
-        ]
+        self._head = Linear([checkpoint.weight(head)], EXACT, name="head", forms=forms)
+        checkpoint.release()
+        self._blocks: list[_Block] = []
+        for layer in range(config.layers):
+            groups = layer_groups(modules, layer)
+            self._blocks.append(_Block(checkpoint, layer, choice, groups, forms))
+            checkpoint.release()  # what was read lies in its served form now
+            forms.release()
         index = {module.target: i for i, module in enumerate(modules) if module.layer < 0}
         self._embedding_group = SliceGroup.of(modules, [index["embed_tokens"]])
         self._head_group = SliceGroup.of(modules, [index["lm_head"]])
@@ -136,13 +141,18 @@ class _Block:
     """One transformer block."""
 
     def __init__(
-        self, checkpoint: Checkpoint, layer: int, choice: PathChoice, groups: LayerGroups
+        self,
+        checkpoint: Checkpoint,
+        layer: int,
+        choice: PathChoice,
+        groups: LayerGroups,
+        forms: FormCache,
     ) -> None:
         prefix = f"model.layers.{layer}."
 
         def linear(*names: str, bias: Tensor | None = None) -> Linear:
             weights = [checkpoint.weight(f"{prefix}{name}.weight") for name in names]
-            return Linear(weights, choice, bias)
+            return Linear(weights, choice, bias, name=f"{prefix}{names[0]}", forms=forms)
 
         config, qkv = checkpoint.config, [f"self_attn.{name}_proj" for name in "qkv"]
         bias = qk_norm = None

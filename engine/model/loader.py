@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.gguf import GgufFile, metadata_tokenizer_digest, tokenizer_digest
+from engine.mapped_file import MappedFile
 from engine.model.config import (
     CheckpointRefused,
     ModelConfig,
@@ -60,6 +61,10 @@ class Checkpoint(ABC):
     def rope_divisors(self) -> Floats | None:
         """fp32 [head_dim / 2], what rotary frequencies are divided by where the file lists it."""
         return None
+
+    @abstractmethod
+    def release(self) -> None:
+        """Gives back the memory of what was read; weights stay usable, and are read again."""
 
     @abstractmethod
     def files(self) -> list[Path]:
@@ -110,6 +115,9 @@ class GgufCheckpoint(Checkpoint):
             raise CheckpointRefused("rope_freqs.weight is not one F32 number for each frequency")
         return tensor.data.view(np.float32).copy()
 
+    def release(self) -> None:
+        self._file.release()
+
     def files(self) -> list[Path]:
         return [self._file.path]
 
@@ -129,11 +137,17 @@ class FolderCheckpoint(Checkpoint):
             raise CheckpointRefused(f"{folder.name} has no *.safetensors file")
         self._packing = packing_of(read_json(folder / "config.json"))
         self._tensors: dict[str, StoredTensor] = {}
+        self._mapped: list[MappedFile] = []
         for shard in self._shards:
             self._read_shard(shard)
 
     def _read_shard(self, shard: Path) -> None:
-        raw = np.asarray(np.memmap(shard, np.uint8, mode="r"))
+        try:
+            mapped = MappedFile(shard)
+        except (OSError, ValueError) as error:
+            raise CheckpointRefused(f"cannot read {shard.name}: {error}") from error
+        self._mapped.append(mapped)
+        raw = mapped.bytes
         header_bytes = int.from_bytes(raw[:8].tobytes(), "little")
         if header_bytes > raw.size - 8:
             raise CheckpointRefused(f"{shard.name} is truncated")
@@ -168,6 +182,10 @@ class FolderCheckpoint(Checkpoint):
         rows = stored.data.reshape(stored.shape[0] if len(stored.shape) == 2 else 1, -1)
         return BlockWeight(stored.dtype, rows, stored.shape)
 
+    def release(self) -> None:
+        for file in self._mapped:
+            file.release()
+
     def files(self) -> list[Path]:
         return [self._folder / "config.json", *self._shards]
 
@@ -193,16 +211,19 @@ def module_shape(config: ModelConfig, target: str) -> tuple[int, int]:
     }[target]
 
 
-def _check_shape(name: str, shape: tuple[int, ...], config: ModelConfig) -> None:
+def expected_shape(name: str, config: ModelConfig) -> tuple[int, ...]:
+    """The shape of a tensor, by its full name."""
     target = name.split(".")[-2]
-    due: tuple[int, ...]
     if target in ("q_norm", "k_norm"):
-        due = (config.head_dim,)
-    elif target.endswith("norm"):
-        due = (config.hidden_size,)
-    else:
-        due = module_shape(config, target)
-        due = due[:1] if name.endswith(".bias") else due
+        return (config.head_dim,)
+    if target.endswith("norm"):
+        return (config.hidden_size,)
+    shape = module_shape(config, target)
+    return shape[:1] if name.endswith(".bias") else shape
+
+
+def _check_shape(name: str, shape: tuple[int, ...], config: ModelConfig) -> None:
+    due = expected_shape(name, config)
     if shape != due:
         raise CheckpointRefused(f"{name} has shape {list(shape)}; its config asks for {list(due)}")
 

@@ -1,8 +1,13 @@
-"""Weights that a Hugging Face folder stores quantized: AWQ, GPTQ and compressed-tensors' fp8.
+"""Weights that a Hugging Face folder stores quantized: AWQ, GPTQ, and compressed-tensors' fp8 and
+int4.
 
 AWQ's GEMM layout packs eight columns of the output into an int32, in the order 0 2 4 6 1 3 5 7;
 GPTQ packs eight rows of the input, in order. Both keep their matrices transposed, [in, out].
 GPTQ stores each zero less one, except in its second format.
+
+compressed-tensors' pack-quantized packs eight columns of a row into an int32, in order, and the
+zeros of eight rows into another; matrices lie as they are multiplied, [out, in]. Its source:
+https://github.com/vllm-project/compressed-tensors, compressors/pack_quantized.
 """
 
 import math
@@ -39,6 +44,12 @@ class StoredTensor:
         numbers = math.prod(self.shape)
         return decode(self.dtype, self.data.reshape(1, -1), numbers).reshape(self.shape)
 
+    def integers(self) -> npt.NDArray[np.int64]:
+        """The numbers of an int64 tensor."""
+        if self.dtype != "I64":
+            raise CheckpointRefused(f"a shape is {self.dtype}: I64 is due")
+        return np.ascontiguousarray(self.data).view("<i8").reshape(self.shape)
+
     def words(self) -> npt.NDArray[np.uint32]:
         """The bits of an int32 tensor."""
         if self.dtype not in ("I32", "U32"):
@@ -50,13 +61,15 @@ class StoredTensor:
 class Packing:
     """What a folder's `quantization_config` says."""
 
-    method: Literal["awq", "gptq", "fp8"]
+    method: Literal["awq", "gptq", "fp8", "int4"]
     zeros_less_one: bool = False
 
     def weight(self, module: str, tensors: Tensors) -> Weight | None:
         """None when this module is stored plain. `module`: without its `.weight`."""
         if self.method == "fp8":
             return _fp8(module, tensors)
+        if self.method == "int4":
+            return _pack_quantized(module, tensors)
         if tensors(f"{module}.qweight") is None:
             return None
         return self._awq(module, tensors) if self.method == "awq" else self._gptq(module, tensors)
@@ -104,20 +117,58 @@ def packing_of(raw: dict[str, Any]) -> Packing | None:
     return Packing(method, zeros_less_one=method == "gptq" and first_format)
 
 
+_COMPRESSED: dict[str, tuple[Literal["fp8", "int4"], int, str, tuple[str, ...]]] = {
+    "float-quantized": ("fp8", 8, "float", ("tensor", "channel")),
+    "pack-quantized": ("int4", 4, "int", ("group", "channel")),
+}
+"""By format: the method, the bits and type of a number, and what may share a scale."""
+
+
 def _compressed(given: dict[str, Any]) -> Packing:
-    if given.get("format") != "float-quantized":
+    known = _COMPRESSED.get(str(given.get("format")))
+    if known is None:
         raise CheckpointRefused(
-            f"compressed-tensors format {given.get('format')!r} is not supported: float-quantized"
+            f"compressed-tensors format {given.get('format')!r} is not supported: "
+            f"{', '.join(_COMPRESSED)}"
         )
+    method, bits, kind, strategies = known
     for group in (given.get("config_groups") or {}).values():
         weights = group.get("weights") or {}
         strategy = weights.get("strategy")
-        if weights.get("num_bits") != 8 or strategy not in ("tensor", "channel"):
+        if (
+            weights.get("num_bits") != bits
+            or weights.get("type", kind) != kind
+            or strategy not in strategies
+        ):
             raise CheckpointRefused(
                 f"compressed-tensors strategy {strategy!r} with {weights.get('num_bits')} bits is "
-                "not supported: tensor or channel with 8"
+                f"not supported: {' or '.join(strategies)} with {bits}"
             )
-    return Packing("fp8")
+    return Packing(method)
+
+
+def _pack_quantized(module: str, tensors: Tensors) -> Weight | None:
+    packed = tensors(f"{module}.weight_packed")
+    if packed is None:
+        return None
+    shape = tuple(map(int, _due(module, "weight_shape", tensors).integers()))
+    scale = _due(module, "weight_scale", tensors).floats()
+    words = packed.words()
+    if len(shape) != 2 or words.shape != (shape[0], -(-shape[1] // 8)):
+        raise CheckpointRefused(
+            f"{module} has codes of {list(words.shape)} words, which are not its weight_shape "
+            f"{list(shape)}"
+        )
+    q = np.ascontiguousarray(_nibbles(words).reshape(shape[0], -1)[:, : shape[1]])
+    zero = np.full(scale.shape, 8.0, np.float32)
+    if (zeros := tensors(f"{module}.weight_zero_point")) is not None:
+        stored = zeros.words()
+        if stored.shape != (-(-shape[0] // 8), scale.shape[1]):
+            raise CheckpointRefused(f"{module}.weight_zero_point has shape {list(stored.shape)}")
+        zero = _nibbles(stored.T).reshape(scale.shape[1], -1)[:, : shape[0]].T.astype(np.float32)
+    _check_groups(module, shape[::-1], scale.shape[::-1], zero.shape[::-1])
+    groups = _column_groups(module, tensors, shape[1], scale.shape[1], "weight_g_idx")
+    return GroupedWeight(q, scale, zero, groups)
 
 
 def _fp8(module: str, tensors: Tensors) -> Weight | None:
@@ -137,15 +188,15 @@ def _nibbles(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
 
 
 def _column_groups(
-    module: str, tensors: Tensors, columns: int, groups: int
+    module: str, tensors: Tensors, columns: int, groups: int, part: str = "g_idx"
 ) -> npt.NDArray[np.int64] | None:
     """Each column's group, or None when they follow one another."""
-    stored = tensors(f"{module}.g_idx")
+    stored = tensors(f"{module}.{part}")
     if stored is None:
         return None
     index = stored.words().astype(np.int64)
     if index.shape != (columns,) or index.max(initial=0) >= groups:
-        raise CheckpointRefused(f"{module}.g_idx does not give each column one of {groups} groups")
+        raise CheckpointRefused(f"{module}.{part} does not give each column one of {groups} groups")
     in_order = np.array_equal(index, np.arange(columns) // (columns // groups))
     return None if in_order else index
 

@@ -29,7 +29,8 @@ from engine.model.config import CheckpointRefused
 GROUP = 32
 """Weights that share a scale."""
 INT4_TYPES = ("Q4_0", "Q4_1", "Q4_K")
-DECODED_TYPES = ("F32", "F16", "BF16", "Q8_0", *INT4_TYPES, "Q5_K", "Q6_K")
+PLAIN_TYPES = ("F32", "F16", "BF16")
+DECODED_TYPES = (*PLAIN_TYPES, "Q8_0", *INT4_TYPES, "Q5_K", "Q6_K")
 
 Floats = npt.NDArray[np.float32]
 

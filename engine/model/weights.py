@@ -8,6 +8,7 @@ import numpy.typing as npt
 from engine.model.quantization import (
     GROUP,
     INT4_TYPES,
+    PLAIN_TYPES,
     Floats,
     Int4Codes,
     Int8Codes,
@@ -35,8 +36,18 @@ class Weight(ABC):
     def take(self, indices: npt.NDArray[np.int64]) -> Floats:
         """fp32 [n, in] of single rows."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is stored as floating-point numbers: decoding it is no work."""
+        return False
+
+    @property
+    def has_int4(self) -> bool:
+        """Whether it is stored as 4-bit groups of its columns."""
+        return False
+
     def int4(self) -> Int4Codes | None:
-        """The 4-bit codes, or None when it is not stored as 4-bit groups of its columns."""
+        """The 4-bit codes, or None without `has_int4`."""
         return None
 
     def int8(self) -> Int8Codes | None:
@@ -64,8 +75,16 @@ class BlockWeight(Weight):
     def take(self, indices: npt.NDArray[np.int64]) -> Floats:
         return decode(self.type, self.rows[indices], self.columns)
 
+    @property
+    def is_plain(self) -> bool:
+        return self.type in PLAIN_TYPES
+
+    @property
+    def has_int4(self) -> bool:
+        return self.type in INT4_TYPES and len(self.shape) == 2
+
     def int4(self) -> Int4Codes | None:
-        if self.type not in INT4_TYPES or len(self.shape) != 2:
+        if not self.has_int4:
             return None
         return int4_codes(self.type, self.rows, self.columns)
 
@@ -107,9 +126,13 @@ class GroupedWeight(Weight):
         grouped = (grouped - self._zero[rows][..., None]) * self._scale[rows][..., None]
         return grouped.reshape(q.shape)
 
+    @property
+    def has_int4(self) -> bool:
+        return self._groups is None and self._group % GROUP == 0
+
     def int4(self) -> Int4Codes | None:
         """Larger groups become several of 32 with the same scale."""
-        if self._groups is not None or self._group % GROUP:
+        if not self.has_int4:
             return None
         scale = np.repeat(self._scale, self._group // GROUP, axis=1)
         zero = np.repeat(self._zero, self._group // GROUP, axis=1)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.model.form_cache import Arrays, FormCache
 from engine.model.quantization import GROUP, Floats
 from engine.model.weights import Weight
 
@@ -61,6 +62,27 @@ def pack(
     data = torch.empty(flat.size, dtype=torch.uint8)  # torch aligns to 64 bytes
     data.numpy()[:] = flat
     return PackedLinear(kind, data, inputs, outputs, bias)
+
+
+def kept_pack(
+    forms: FormCache,
+    name: str,
+    weights: Sequence[Weight],
+    *,
+    bias: torch.Tensor | None = None,
+    alternating: bool = False,
+) -> PackedLinear:
+    """`pack`, its panels read from `forms` where they are kept there under `name`."""
+    if all(weight.is_plain for weight in weights):
+        return pack(weights, bias=bias, alternating=alternating)
+
+    def make() -> Arrays:
+        packed = pack(weights, alternating=alternating)
+        return np.array([packed.kind]), packed.data.numpy()
+
+    kind, data = forms.arrays(f"{name} native.1", make)
+    outputs = sum(weight.shape[0] for weight in weights)
+    return PackedLinear(int(kind[0]), torch.from_numpy(data), weights[0].columns, outputs, bias)
 
 
 def _parts(weights: Sequence[Weight]) -> tuple[int, list[npt.NDArray[np.generic]]]:

@@ -15,12 +15,13 @@ from torch import Tensor
 from engine.kernels.lora import Lora
 from engine.kernels.lora_cpu import NumbaLora, PreparedCalls, thread_pool
 from engine.kernels.metadata import LoraBatch, SliceGroup, layer_groups
+from engine.model.form_cache import NOTHING_KEPT, FormCache
 from engine.model.kv_cache import KvCache
 from engine.model.llama import StepBatch
 from engine.model.loader import Checkpoint
 from engine.model.rope import Rope
 from engine.native.build import Library
-from engine.native.layout import PackedLinear, pack
+from engine.native.layout import PackedLinear, kept_pack
 from engine.types import ModuleSpec
 
 _TILE_ROWS = 32
@@ -64,10 +65,11 @@ class NativeLlama:
         arena: Tensor,
         lora: Lora,
         modules: tuple[ModuleSpec, ...],
+        forms: FormCache = NOTHING_KEPT,
         *,
         max_rows: int,
     ) -> None:
-        """`modules`: as in ModelDescription.
+        """`modules`: as in ModelDescription. `forms`: of this base.
 
         Raises RuntimeError where `native_library` gives none, or for another library's structures.
         """
@@ -82,11 +84,12 @@ class NativeLlama:
         self._embedding = checkpoint.weight("model.embed_tokens.weight")
         self._kept: list[object] = [arena, cache]  # what addresses below point to
         self._layers = (_Layer * config.layers)(
-            *(self._layer(checkpoint, index) for index in range(config.layers))
+            *(self._layer(checkpoint, index, forms) for index in range(config.layers))
         )
         self._norm = self._vector(checkpoint, "model.norm.weight")
         head = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
-        self._head = self._linear(pack([checkpoint.weight(head)]))
+        self._head = self._linear(kept_pack(forms, "head", [checkpoint.weight(head)]))
+        checkpoint.release()
         self._model = self._describe(checkpoint, cache, arena)
         self._buffers(max_rows)
         groups = [layer_groups(modules, layer) for layer in range(config.layers)]
@@ -151,12 +154,17 @@ class NativeLlama:
 
     # ------------------------------------------------------------------ what the structures hold
 
-    def _layer(self, checkpoint: Checkpoint, index: int) -> ctypes.Structure:
+    def _layer(self, checkpoint: Checkpoint, index: int, forms: FormCache) -> ctypes.Structure:
+        checkpoint.release()  # what was read lies in its served form now
+        forms.release()
         prefix, config = f"model.layers.{index}.", self.config
 
         def linear(*names: str, bias: Tensor | None = None, alternating: bool = False) -> object:
             weights = [checkpoint.weight(f"{prefix}{name}.weight") for name in names]
-            return self._linear(pack(weights, bias=bias, alternating=alternating))
+            packed = kept_pack(
+                forms, f"{prefix}{names[0]}", weights, bias=bias, alternating=alternating
+            )
+            return self._linear(packed)
 
         qkv = [f"self_attn.{name}_proj" for name in "qkv"]
         bias = qk_norm = None

@@ -5,17 +5,29 @@ import pytest
 from app.adapters.outcome import CheckOutcome
 from app.adapters.probes import ProbeInterrupted, Thresholds, probe
 from engine.errors import AdapterRefused, EngineError, EngineUnavailable, RequestRefused
-from engine.types import AdapterRef
+from engine.types import AdapterRef, ResidentBytes
 from tests.validation_bench import ProbedEngine
 
 REF = AdapterRef("a" * 32, "d" * 64)
 PATIENT = Thresholds(divergence_nats=50.0, cost_ratio=50.0)
 
 
-async def run(engine: ProbedEngine, thresholds: Thresholds = PATIENT) -> CheckOutcome:
+async def run(
+    engine: ProbedEngine,
+    thresholds: Thresholds = PATIENT,
+    resident: ResidentBytes = ResidentBytes(),
+) -> CheckOutcome:
     async def alive() -> None: ...
 
-    return await probe(engine, lambda text: [5, 6, 7], REF, thresholds, timeout_s=5.0, alive=alive)
+    return await probe(
+        engine,
+        lambda text: [5, 6, 7],
+        REF,
+        thresholds,
+        resident=resident,
+        timeout_s=5.0,
+        alive=alive,
+    )
 
 
 async def test_an_adapter_that_behaves_passes_with_figures() -> None:
@@ -38,6 +50,12 @@ async def test_a_figure_above_its_threshold_warns(thresholds: Thresholds, code: 
     outcome = await run(ProbedEngine(), thresholds)
     assert outcome.status == "warn"
     assert [finding["code"] for finding in outcome.findings] == [code]
+
+
+async def test_every_probe_runs_inside_its_tenants_resident_bytes() -> None:
+    engine = ProbedEngine()
+    await run(engine, resident=ResidentBytes(1000))
+    assert {request.resident for request in engine.requests} == {ResidentBytes(1000)}
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ class TestCreate:
             (("--access", "all"), "full, inference, manage, read"),
             (("--limit", "requests_per_minute=11"), "may only tighten"),
             (("--limit", "max_rank=8"), "is no limit"),
+            (("--limit", "ttft_ms=900"), "no such budget that a key could loosen"),
+            (("--limit", "budget_percentile=nan"), "a key may only loosen it"),
         ],
     )
     def test_refuses_what_is_no_restriction_in_a_sentence(

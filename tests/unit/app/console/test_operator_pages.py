@@ -213,16 +213,22 @@ class TestTenants:
 
     async def test_limits_are_set_and_emptied_and_audited(self, operator, platform, acme):
         path = f"/console/tenants/{acme.id}"
-        given = {"requests_per_minute": "7", "ttft_ms": "250.5", "weight": "2"}
+        given = {
+            "requests_per_minute": "7",
+            "max_resident_bytes": "2000000000",
+            "ttft_ms": "250.5",
+            "weight": "2",
+        }
         assert (await operator.post(f"{path}/limits", data=given)).status_code == 303
         page = (await operator.get(path)).text
         assert 'name="requests_per_minute" value="7"' in page
         assert 'name="ttft_ms" value="250.5"' in page
+        assert 'name="max_resident_bytes" value="2000000000"' in page
         await operator.post(f"{path}/limits", data={"weight": "2"})
         assert 'name="requests_per_minute" value=""' in (await operator.get(path)).text
         first, second = reversed(await audited(platform, "tenant.update"))
         assert first.detail["requests_per_minute"] == {"from": None, "to": 7}
-        assert set(second.detail) == {"name", "requests_per_minute", "ttft_ms"}
+        assert set(second.detail) == {"name", *given} - {"weight"}
 
     @pytest.mark.parametrize(
         ("field", "value"),

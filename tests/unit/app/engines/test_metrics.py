@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from app.engines.metrics import EngineCollector
 from app.inference.engines import Engine
-from engine.types import AdapterRef, Residency, StepCounts, TenantAttainment
+from engine.types import AdapterRef, Residency, StepCounts, TenantAttainment, TenantResidency
 from tests.fake_engine import FakeEngine
 
 
@@ -60,6 +60,23 @@ async def test_an_engine_that_is_away_is_down_and_has_no_stale_figures():
 async def test_the_apis_metrics_show_its_engines(client, platform):
     text = (await client.get("/metrics")).text
     assert "loramux_engine_up{" in text
+
+
+async def test_resident_bytes_are_told_by_tenant_within_a_bound_and_add_up():
+    resident = {f"t{n}": TenantResidency(n, 10 * n, None, 0) for n in range(5)}
+    registry = CollectorRegistry()
+    collector = EngineCollector(lambda: engines, tenants=2)
+    engines = [await engine(resident=resident)]
+    registry.register(collector)
+    found = {
+        (s.labels["tenant"], s.labels["tier"]): s.value
+        for family in registry.collect()
+        for s in family.samples
+        if s.name == "loramux_engine_tenant_adapter_bytes"
+    }
+    assert {tenant for tenant, _ in found} == {"t0", "t1", "other"}
+    assert (found["t1", "device"], found["other", "device"]) == (1, 2 + 3 + 4)
+    assert found["other", "host"] == 90
 
 
 async def test_budgets_kept_and_missed_are_told_by_tenant_within_a_bound():

@@ -7,6 +7,7 @@ import torch
 
 from engine.model.config import CheckpointRefused
 from engine.model.quantization import decode, decode_fp8, int4_codes
+from tests.k_quants import K_TYPES
 from tests.model_factories import GGUF_TYPES, quantize
 
 WEIGHT = np.random.default_rng(0).standard_normal((6, 96), dtype=np.float32)
@@ -42,7 +43,17 @@ def k_rows(kind: str, rows: int = 5, blocks: int = 3) -> np.ndarray:
     return raw.reshape(rows, -1)
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("kind", K_TYPES)
+def test_k_formats_hold_what_was_rounded(kind: str) -> None:
+    weight = np.random.default_rng(3).standard_normal((6, 512), dtype=np.float32)
+    data, values = quantize(weight, kind)
+    rows = np.frombuffer(data, np.uint8).reshape(6, -1)
+    np.testing.assert_allclose(decode(kind, rows, 512), values, atol=1e-5, rtol=0)
+    error = np.linalg.norm(values - weight) / np.linalg.norm(weight)
+    assert error < {"Q4_K": 0.1, "Q5_K": 0.05, "Q6_K": 0.025}[kind]
+
+
+@pytest.mark.parametrize("kind", K_TYPES)
 def test_k_formats_decode_as_ggufs_own_package_does(kind: str) -> None:
     rows = k_rows(kind)
     want = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])

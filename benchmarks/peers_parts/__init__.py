@@ -1,0 +1,1 @@
+"""What `benchmarks.peers` is made of: the workload, the peers' processes, the report."""

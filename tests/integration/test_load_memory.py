@@ -1,0 +1,112 @@
+"""What loading and rounding a large checkpoint take at most, each in a process of its own."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.model.config import config_from_folder
+from engine.model.loader import expected_shape, open_checkpoint
+from engine.model.safetensors_file import SafetensorsWriter, TensorPlan
+from engine.quantize import Options, quantize, tensor_names
+from tests.model_factories import make_llama, save_folder
+
+ROOT = Path(__file__).parents[2]
+LAYERS, SHARDS = 24, 4
+
+
+def write_sharded(folder: Path) -> int:
+    """A bf16 Llama of random weights, written without a model; its bytes."""
+    folder.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 4096,
+        "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": LAYERS,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
+        "eos_token_id": 2, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    read = config_from_folder(folder)
+    names, total = tensor_names(read), 0
+    noise = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32) * 0.02
+    bits = (noise.view(np.uint32) >> 16).astype("<u2")
+    for shard in range(SHARDS):
+        here = names[shard::SHARDS]
+        plans = {name: TensorPlan("BF16", expected_shape(name, read)) for name in here}
+        file = folder / f"model-{shard + 1:05d}-of-{SHARDS:05d}.safetensors"
+        writer = SafetensorsWriter(file, plans)
+        for name, plan in plans.items():
+            writer.write(name, np.resize(bits, plan.nbytes // 2).view(np.uint8))
+        writer.close()
+        total += writer.nbytes
+    return total
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(make_llama(), tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    folder = tmp_path_factory.mktemp("large") / "base"
+    return folder, write_sharded(folder)
+
+
+def measured(*arguments: object) -> tuple[int, int]:
+    """(peak, forms) in bytes, see tests/load_memory.py."""
+    command = [sys.executable, "-m", "tests.load_memory", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    sys.stdout.write(f"{arguments[0]}: {figures}\n")
+    return figures["peak"], figures["forms"]
+
+
+@pytest.mark.parametrize(
+    ("path", "share"), [("auto", 1.3), pytest.param("dense", 0.3, marks=pytest.mark.wide)]
+)
+def test_loading_takes_the_served_forms_and_a_share_of_the_checkpoint(
+    checkpoint: tuple[Path, int], small: Path, tmp_path: Path, path: str, share: float
+) -> None:
+    folder, nbytes = checkpoint
+    peak, forms = measured("load", folder, tmp_path / "data", small, path)
+    assert forms >= 0.9 * nbytes
+    assert 0.9 * forms < peak < forms + share * nbytes
+
+
+@pytest.mark.wide
+def test_loading_four_bits_keeps_within_the_forms_and_the_checkpoint(
+    checkpoint: tuple[Path, int], small: Path, tmp_path: Path
+) -> None:
+    quantize(checkpoint[0], tmp_path / "int4", Options())
+    assert open_checkpoint(tmp_path / "int4").weight("model.layers.0.mlp.up_proj.weight").has_int4
+    nbytes = (tmp_path / "int4" / "model.safetensors").stat().st_size
+    for start in ("first", "from kept forms"):
+        peak, forms = measured("load", tmp_path / "int4", tmp_path / "data", small, "auto")
+        assert 0.5 * forms < peak < forms + 1.3 * nbytes, start
+
+
+def test_rounding_holds_one_tensor_at_a_time(checkpoint: tuple[Path, int], tmp_path: Path) -> None:
+    folder, nbytes = checkpoint
+    peak, _ = measured("quantize", folder, tmp_path / "target")
+    largest = 4096 * 512 * 4  # the embedding as fp32
+    assert peak < 8 * largest < 0.5 * nbytes
+
+
+def test_rounding_that_is_ended_leaves_nothing(
+    checkpoint: tuple[Path, int], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "engine.quantize", checkpoint[0], tmp_path / "new" / "target"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for _ in range(20):
+            assert b"module" in process.stdout.readline()
+        assert list((tmp_path / "new").glob(".target.*.unfinished/*.safetensors"))
+        process.terminate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not list((tmp_path / "new").iterdir())
