@@ -25,6 +25,7 @@ from app.errors import (
     TooLarge,
     Unauthenticated,
 )
+from app.json_depth import too_deep
 from app.logging import where
 from app.metrics import REFUSALS
 
@@ -101,6 +102,8 @@ async def _unstorable(request: Request, error: Exception) -> Response:
 async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     cause = error.__cause__
+    if isinstance(cause, RecursionError):  # of reading the body, which is kept from then on
+        return answer(request, too_deep(await request.body()))
     refused = cause if isinstance(cause, AppError) else from_status(request, error)
     response = answer(request, refused)
     for name, value in (error.headers or {}).items():

@@ -136,9 +136,9 @@ class Settings(BaseSettings):
     base_model: Path = Field(default_factory=packaged_base_model)
     """A GGUF file or a Hugging Face checkpoint folder."""
     tool_format: Literal["auto", "hermes", "none"] = "auto"
-    """How the base model writes tool calls. `auto` finds Hermes' or Llama's format in its chat
-    template; `hermes` shows tools to a ChatML model whose template has none; `none` refuses
-    tools."""
+    """How the base model writes tool calls. `auto` finds Hermes', Llama's or Mistral's format in
+    its chat template; `hermes` shows tools to a ChatML model whose template has none; `none`
+    refuses tools."""
     engine_registry_url: str | None = None
     """`redis://host:port/0` where engines register themselves and api and worker find them. Without
     it the engines are those that `engines` names."""

@@ -22,14 +22,12 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks.engine_burst import base_in_transformers
 from benchmarks.packaged import packaged_base_model
-from engine.model.loader import open_checkpoint
 from engine.quantize import Options, quantize
 from engine.text import TextCodec
 from tests.checkpoint_formats import FORMATS, Served
 from tests.parity.driver import Driver
-from tests.parity.test_real_model import TEXT, mean_loss
+from tests.parity.test_real_model import TEXT, mean_loss, transformers_model
 
 REFERENCE = "BF16"
 ROUNDED = {
@@ -51,7 +49,7 @@ def formats() -> list[str]:
 
 def reference_model(base: Path) -> LlamaForCausalLM:
     """The base's dequantized weights, rounded to bf16, as fp32."""
-    model = base_in_transformers(open_checkpoint(base)).float()
+    model = transformers_model(base)
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16().float()
     return model

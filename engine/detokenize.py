@@ -26,11 +26,13 @@ class TokenBytes(Protocol):
 class Detokenizer:
     """Turns token ids into text piece by piece; bytes wait until their character is whole.
 
-    Control tokens write nothing. Bytes that can never become a character come out as U+FFFD.
+    Control tokens write nothing, but for one that is `shown`. Bytes that can never become a
+    character come out as U+FFFD.
     """
 
-    def __init__(self, codec: TokenBytes) -> None:
+    def __init__(self, codec: TokenBytes, shown: int | None = None) -> None:
         self._codec = codec
+        self._shown = shown
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._at_start = codec.strips_first_space
 
@@ -47,8 +49,10 @@ class Detokenizer:
         return self._utf8.decode(b"", final=True)
 
     def _bytes(self, ids: Iterable[int]) -> bytes:
-        codec = self._codec
-        return b"".join([codec.token_bytes(i) for i in ids if not codec.is_control(i)])
+        codec, shown = self._codec, self._shown
+        return b"".join(
+            [codec.token_bytes(i) for i in ids if not codec.is_control(i) or i == shown]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +118,10 @@ class TextPiece(NamedTuple):
 class TextStream:
     """Detokenizer and stop strings of one choice, with the count of tokens that are billed."""
 
-    def __init__(self, codec: TokenBytes, stops: Sequence[str] = ()) -> None:
-        self._detokenizer = Detokenizer(codec)
+    def __init__(
+        self, codec: TokenBytes, stops: Sequence[str] = (), shown: int | None = None
+    ) -> None:
+        self._detokenizer = Detokenizer(codec, shown)
         self._stops = StopStrings(stops)
         self._any_stops = bool(stops)
 

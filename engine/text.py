@@ -18,7 +18,14 @@ from engine.clock import Clock
 from engine.detokenize import Detokenizer, StopResult, StopStrings, TextPiece, TextStream
 from engine.errors import RequestRefused
 from engine.tokenizer_files import TokenizerFiles, TokenizerUnsupported, read_tokenizer
-from engine.tool_format import ToolFormat, ToolSetting, tool_template, uses_tools
+from engine.tool_format import (
+    MISTRAL_MARK,
+    ToolFormat,
+    ToolSetting,
+    tool_template,
+    uses_tools,
+    with_ids_of,
+)
 
 __all__ = [
     "Detokenizer",
@@ -69,6 +76,10 @@ class TextCodec:
             else ChatTemplate(found[1], files.special_tokens, clock)
         )
         self._control_ids = frozenset(token_id for token_id, _ in self._control.values())
+        mark = self._control.get(MISTRAL_MARK) if self.tool_format == "mistral" else None
+        self.call_mark: int | None = None if mark is None else mark[0]
+        """The control token that opens a call, where the format has one: a reader of calls has to
+        see it."""
         self._token_bytes, self.strips_first_space = _read_vocabulary(files.tokenizer)
         self._longest_bytes = max((len(token) for token in self._token_bytes if token), default=1)
 
@@ -152,6 +163,7 @@ class TextCodec:
                     "this base model's chat format has no tools", code="tools_unsupported"
                 )
             template = self._tool_template
+            marked = [with_ids_of(self.tool_format, message) for message in marked]
         rendered = template.render(marked, tools=shown or None)
         if mark not in rendered:
             ids: list[int] = self._tokenizer.encode(rendered, add_special_tokens=False).ids

@@ -1,20 +1,28 @@
 """How a base model writes tool calls, where its chat format has them.
 
-Two families are read; the checkpoints' own templates are used.
+Three families are read; the checkpoints' own templates are used.
 
 hermes  <tool_call>{"name": …, "arguments": {…}}</tool_call>, anywhere and as often as the model
         likes: Qwen 2.5 and 3, Hermes 2 and 3, and others
 llama   {"name": …, "parameters": {…}}, which is the whole answer: Llama 3.1, 3.2 and 3.3, whose
         templates take one call a message
+mistral [TOOL_CALLS][{"name": …, "arguments": {…}}, …], after which the answer ends: Mistral 7B 0.3,
+        Mixtral 8x22B, Nemo and others whose templates write calls as one list. The mark is a
+        control token there. (Later ones write `[TOOL_CALLS]name[ARGS]{…}`, which is not read.)
 """
 
+import hashlib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from engine.errors import EngineError
 
-ToolFormat = Literal["hermes", "llama"]
+ToolFormat = Literal["hermes", "llama", "mistral"]
 ToolSetting = Literal["auto", "hermes", "none"]
+
+MISTRAL_MARK = "[TOOL_CALLS]"
+_MISTRAL_ID = re.compile("[A-Za-z0-9]{9}")
 
 CHATML = frozenset({"<|im_start|>", "<|im_end|>"})
 
@@ -68,6 +76,8 @@ def tool_template(
         return None
     if template is not None and setting == "auto" and writes_llama(template):
         return "llama", template
+    if template is not None and setting == "auto" and writes_mistral(template):
+        return "mistral", template
     if "<tool_call>" in control:  # as a control token it would be no text
         return None
     if template is not None and writes_hermes(template):
@@ -92,6 +102,32 @@ def writes_llama(template: str) -> bool:
     of the role ipython."""
     marks = ("tools", "ipython", '"parameters": ')
     return all(mark in template for mark in marks) and not writes_hermes(template)
+
+
+def writes_mistral(template: str) -> bool:
+    """Whether it shows tools and writes calls as Mistral's do that write one list of them."""
+    return MISTRAL_MARK in template and "[AVAILABLE_TOOLS]" in template and "[ARGS]" not in template
+
+
+def with_ids_of(family: ToolFormat, message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with ids of calls as the family's templates take them: Mistral's refuse any but
+    nine letters and digits, so a longer one becomes nine digits of its hash."""
+    written = dict(message)
+    if family != "mistral":
+        return written
+    if written.get("tool_calls"):
+        written["tool_calls"] = [
+            {**call, "id": _mistral_id(str(call.get("id", "")))} for call in written["tool_calls"]
+        ]
+    if "tool_call_id" in written:
+        written["tool_call_id"] = _mistral_id(str(written["tool_call_id"]))
+    return written
+
+
+def _mistral_id(id_: str) -> str:
+    if _MISTRAL_ID.fullmatch(id_):
+        return id_
+    return hashlib.sha256(id_.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:

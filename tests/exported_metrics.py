@@ -71,7 +71,9 @@ async def families() -> dict[str, tuple[str, set[str]]]:
     registry.register(EngineCollector(lambda: [engine]))
     for shown in (
         swept.families({(swept.REQUESTS, "failed"): 1, (swept.TOKENS, "prompt"): 1,
-                        (swept.ENGINE_US, "decode"): 1}),
+                        (swept.ENGINE_US, "decode"): 1,
+                        (swept.TENANT_REQUESTS + "failed", "ten_1"): 1,
+                        (swept.TENANT_TOKENS + "prompt", "ten_1"): 1}),
         webhooks.families(
             webhooks.Figures({(webhooks.ATTEMPTS, "delivered"): 1}, Waiting(0, None, None), NOON)
         ),

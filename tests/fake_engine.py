@@ -34,6 +34,7 @@ class ByteCodec:
     vocab_size = 257
     strips_first_space = False
     tool_format: str | None = None
+    call_mark: int | None = None
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if 0 <= token_id < EOS else b""

@@ -45,6 +45,11 @@ async def matching_names(
     return await listing_repository.names(session, caller.tenant_id, search, limit)
 
 
+async def newest_live(session: AsyncSession, caller: Caller) -> str | None:
+    """The adapter whose alias `live` moved last; None where there is none."""
+    return await listing_repository.newest_live(session, caller.tenant_id)
+
+
 async def adapter_names(
     session: AsyncSession, caller: Caller, adapter_ids: Collection[str]
 ) -> dict[str, str]:

@@ -7,7 +7,8 @@ from sqlalchemy import and_, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters import states
-from app.adapters.models import Adapter, AdapterVersion
+from app.adapters.models import Adapter, AdapterVersion, Alias
+from app.adapters.names import LIVE
 from app.table_repository import read_table
 from app.tables import Table, TableQuery
 
@@ -70,6 +71,18 @@ async def names(session: AsyncSession, tenant_id: str, search: str, limit: int) 
     return list(rows)
 
 
+async def newest_live(session: AsyncSession, tenant_id: str) -> str | None:
+    """The name of the adapter whose alias `live` was written last."""
+    name: str | None = await session.scalar(
+        select(Adapter.name)
+        .join(Alias, Alias.adapter_id == Adapter.id)
+        .where(Alias.tenant_id == tenant_id, Alias.name == LIVE, Adapter.erased_at.is_(None))
+        .order_by(Alias.updated_at.desc(), Adapter.name)
+        .limit(1)
+    )
+    return name
+
+
 async def names_of(
     session: AsyncSession, tenant_id: str, adapter_ids: Collection[str]
 ) -> dict[str, str]:
@@ -82,15 +95,18 @@ async def names_of(
     return {row[0]: row[1] for row in rows}
 
 
-async def write_last_used(session: AsyncSession, used: Mapping[str, datetime]) -> None:
+async def write_last_used(
+    session: AsyncSession, adapters: Mapping[str, datetime], versions: Mapping[str, datetime]
+) -> None:
     """Moves `last_used_at` forward, never back (several api processes write).
 
     Of any tenant: for the adapters that were called, whoever they belong to.
     """
-    for adapter_id, at in sorted(used.items()):
-        await session.execute(
-            update(Adapter)
-            .where(Adapter.id == adapter_id)
-            .where((Adapter.last_used_at.is_(None)) | (Adapter.last_used_at < at))
-            .values(last_used_at=at)
-        )
+    for model, used in ((Adapter, adapters), (AdapterVersion, versions)):
+        for id_, at in sorted(used.items()):
+            await session.execute(
+                update(model)
+                .where(model.id == id_)
+                .where((model.last_used_at.is_(None)) | (model.last_used_at < at))
+                .values(last_used_at=at)
+            )

@@ -96,6 +96,7 @@ class AdapterVersion(Base):
     updated_at: Mapped[datetime]
     ready_at: Mapped[datetime | None]
     erased_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]  # by a call; at most a minute behind
 
 
 class Alias(Base):

@@ -37,6 +37,7 @@ from app.adapters.uploads import (
     MAX_CONFIG_BYTES,
     WRITE_BYTES,
     UploadGate,
+    check_ranks,
     too_large,
 )
 from app.adapters.views import unix
@@ -230,7 +231,8 @@ async def put_part(
     if content_length is not None and content_length != size:
         raise _wrong_size(number, size, content_length)
     with gate.enter(caller.tenant_id), storing():
-        stored = await _store(resources, upload.id, number, size, stream, announced)
+        max_rank = caller.limits.max_rank if number == 0 else None
+        stored = await _store(resources, upload.id, number, size, stream, announced, max_rank)
         return await _record(resources, caller, upload.id, number, stored)
 
 
@@ -241,7 +243,9 @@ async def _store(
     size: int,
     stream: AsyncIterator[bytes],
     announced: bytes | None,
+    max_rank: int | None,
 ) -> _Stored:
+    """`max_rank`: the part is the config, which fits one piece, and its ranks are looked at."""
     writer = await asyncio.to_thread(resources.store.new_part, upload_id)
     try:
         hashed, taken = hashlib.sha256(), 0
@@ -265,6 +269,8 @@ async def _store(
                 code="digest_mismatch",
                 param="Content-Digest",
             )
+        if max_rank is not None:
+            check_ranks(b"".join(pending), max_rank)
         await asyncio.to_thread(writer.write, b"".join(pending))
         try:
             stored_as = await asyncio.to_thread(writer.finish)

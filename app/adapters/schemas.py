@@ -49,6 +49,8 @@ class VersionObject(BaseModel):
     base_digest: str | None
     created_at: int
     ready_at: int | None
+    last_used_at: int | None
+    """When a call last used it; at most a minute behind."""
     report: ReportObject | None = None
 
 
@@ -119,6 +121,8 @@ class AdapterObject(BaseModel):
     id: str
     name: str
     created_at: int
+    last_used_at: int | None
+    """When a call last used any version of it; at most a minute behind."""
     versions: list[VersionObject]
     aliases: list[AliasObject]
 

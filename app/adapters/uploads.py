@@ -16,6 +16,7 @@ from app.adapters.schemas import VersionObject
 from app.adapters.service import require_writer
 from app.caller import Caller
 from app.errors import InvalidRequest, RateLimited, TooLarge
+from engine.adapters.config import rank_beyond
 from engine.adapters.store import Staging
 
 NAME_PART = "name"
@@ -94,7 +95,7 @@ async def receive(
     with gate.enter(caller.tenant_id), storing():
         staging = await asyncio.to_thread(resources.store.stage)
         try:
-            form = _Form(staging, limit)
+            form = _Form(staging, limit, caller.limits.max_rank)
             async with aclosing(read_parts(stream, boundary)) as events:
                 async for event in events:
                     await form.take(event)
@@ -115,9 +116,10 @@ async def receive(
 class _Form:
     """Takes the parts as they come; refuses what is unknown, double, missing or too large."""
 
-    def __init__(self, staging: Staging, limit: int) -> None:
+    def __init__(self, staging: Staging, limit: int, max_rank: int) -> None:
         self._staging = staging
         self._limit = limit
+        self._max_rank = max_rank
         self._seen: set[str] = set()
         self._part = ""
         self._small = bytearray()  # the name or the config
@@ -179,6 +181,7 @@ class _Form:
         elif self._part == CONFIG_PART:
             self.config_bytes = len(content)
             self._check_size()
+            check_ranks(content, self._max_rank)
             await asyncio.to_thread(self._staging.write_config, content)
         else:
             await self._flush()
@@ -215,6 +218,18 @@ def _unknown_part(name: str) -> InvalidRequest:
         code="unknown_part",
         param=clip(name),
     )
+
+
+def check_ranks(config: bytes, max_rank: int) -> None:
+    """Raises InvalidRequest for a rank that validation would refuse: nothing else need be sent."""
+    found = rank_beyond(config, max_rank)
+    if found is not None:
+        raise InvalidRequest(
+            f"{CONFIG_PART}: {found.message}; train with a smaller rank, or ask the operator for a "
+            "higher limit",
+            code=found.code,
+            param=CONFIG_PART,
+        )
 
 
 def too_large(limit: int, param: str = WEIGHTS_PART) -> TooLarge:

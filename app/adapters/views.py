@@ -39,6 +39,10 @@ def unix(at: datetime) -> int:
     return int(at.timestamp())
 
 
+def unix_or_none(at: datetime | None) -> int | None:
+    return None if at is None else unix(at)
+
+
 def check_object(check: Check) -> CheckObject:
     return CheckObject(
         group=check.check_group,
@@ -76,7 +80,8 @@ def version_object(
         targets=version.targets,
         base_digest=version.base_digest,
         created_at=unix(version.created_at),
-        ready_at=None if version.ready_at is None else unix(version.ready_at),
+        ready_at=unix_or_none(version.ready_at),
+        last_used_at=unix_or_none(version.last_used_at),
         report=report,
     )
 
@@ -128,6 +133,7 @@ def adapter_object(
         id=adapter.id,
         name=adapter.name,
         created_at=unix(adapter.created_at),
+        last_used_at=unix_or_none(adapter.last_used_at),
         versions=[version_object(adapter, version) for version in own],
         aliases=[alias_object(adapter, a, numbers) for a in aliases if a.adapter_id == adapter.id],
     )

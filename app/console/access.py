@@ -22,6 +22,7 @@ from app.errors import AppError
 from app.users import service as users
 from app.users import sessions
 from app.users.service import TokenKind
+from app.users.sessions import SignedIn
 
 router = APIRouter(include_in_schema=False)
 
@@ -54,7 +55,7 @@ async def sign_in_page(
     require_safe_transport(request)
     if await open_session(request, platform) is not None:
         return RedirectResponse(_next(next_page), status_code=303)
-    return render(request, "sign_in.html", next=_next(next_page), email="", error="", saved=saved)
+    return render(request, "sign_in.html", next=_next(next_page), email="", saved=saved)
 
 
 @router.post(SIGN_IN)
@@ -63,21 +64,14 @@ async def sign_in(request: Request, platform: PlatformDep) -> Response:
     form = await read_form(request)
     email, target = form.text("email"), _next(form.text("next"))
     try:
-        signed_in = await platform.sign_in(
-            email=email,
-            password=form.secret("password"),
-            address=request.client.host if request.client is not None else "",
-            user_agent=request.headers.get("user-agent", ""),
-            old_token=session_token(request, platform),
-        )
+        signed_in = await _sign_in(request, platform, email, form.secret("password"))
     except AppError as error:
         page = render(
             request,
             "sign_in.html",
-            status=error.status,
             next=target,
             email=email,
-            error=error.message,
+            error=error,
             saved=False,
         )
         page.headers.update(error.headers())
@@ -85,6 +79,16 @@ async def sign_in(request: Request, platform: PlatformDep) -> Response:
     response = RedirectResponse(target, status_code=303)
     set_session_cookie(response, platform, signed_in)
     return response
+
+
+async def _sign_in(request: Request, platform: PlatformDep, email: str, password: str) -> SignedIn:
+    return await platform.sign_in(
+        email=email,
+        password=password,
+        address=request.client.host if request.client is not None else "",
+        user_agent=request.headers.get("user-agent", ""),
+        old_token=session_token(request, platform),
+    )
 
 
 @router.post("/console/sign-out")
@@ -130,9 +134,8 @@ def _password_page(request: Request, error: AppError | None = None) -> Response:
     return render(
         request,
         "password.html",
-        status=200 if error is None else error.status,
         forced=request.state.must_change_password,
-        error="" if error is None else error.message,
+        error=error,
     )
 
 
@@ -169,17 +172,18 @@ def _link_page(request: Request, kind: TokenKind, error: AppError | None = None)
     return render(
         request,
         "link.html",
-        status=200 if error is None else error.status,
         title=_TITLES[kind],
-        error="" if error is None else error.message,
+        error=error,
     )
 
 
 async def _redeem(request: Request, platform: PlatformDep, kind: TokenKind, token: str) -> Response:
+    """Whoever has the link chooses the password, and is signed in with it."""
+    require_safe_transport(request)
     form = await read_form(request)
     try:
         async with platform.db.transaction() as session:
-            await users.redeem(
+            user = await users.redeem(
                 session,
                 kind=kind,
                 token=token,
@@ -191,4 +195,10 @@ async def _redeem(request: Request, platform: PlatformDep, kind: TokenKind, toke
             )
     except AppError as error:
         return _link_page(request, kind, error)
-    return RedirectResponse(f"{SIGN_IN}?saved=1", status_code=303)
+    try:
+        signed_in = await _sign_in(request, platform, user.email, form.secret("password"))
+    except AppError:  # somebody guesses at this account: the password is kept
+        return RedirectResponse(f"{SIGN_IN}?saved=1", status_code=303)
+    response = RedirectResponse("/console", status_code=303)
+    set_session_cookie(response, platform, signed_in)
+    return response

@@ -213,15 +213,13 @@ async def _adapter_page(
     return render(
         request,
         "adapter.html",
-        status=200 if error is None else error.status,
         adapter={"name": adapter.name, "id": adapter.id, "live": bool(_live(adapter.aliases))},
         aliases=[_alias(alias) for alias in adapter.aliases],
         versions=[shown_version(v, pointing.get(v.version, [])) for v in shown],
         view=view,
         ready=[version.version for version in versions if version.state == "ready"][:MOST_OFFERED],
         typed={} if form is None else form.fields,
-        error="" if error is None else error.message,
-        error_field="" if error is None else error.param,
+        error=error,
         may_write=may_write(caller),
     )
 
@@ -239,12 +237,10 @@ def _upload_form(
     return render(
         request,
         "upload.html",
-        status=200 if error is None else error.status,
         name=name,
         max_bytes=limit,
         max_size=size(limit),
-        error="" if error is None else error.message,
-        error_field="" if error is None else error.param,
+        error=error,
     )
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters import alias_service
 from app.adapters.alias_schemas import AliasChangeObject, AliasTarget
@@ -15,7 +16,7 @@ from app.auth import SessionUser, TenantAdmin
 from app.caller import Caller
 from app.console.adapters import MOST_OFFERED, Name, may_write, tenant_only
 from app.console.figures import moment
-from app.console.forms import Form, read_form
+from app.console.forms import Form, Work, read_form, submit
 from app.console.render import render
 from app.deps import PlatformDep
 from app.errors import AppError, InvalidRequest
@@ -75,47 +76,36 @@ async def comparison_fragment(
 async def set_targets(
     name: Name, alias: Name, request: Request, caller: TenantAdmin, platform: PlatformDep
 ) -> Response:
-    tenant_only(caller)
-    form = await read_form(request)
-    await _find(platform, caller, name, alias)
-    try:
-        async with platform.db.transaction() as session:
-            await alias_service.set_alias(
-                session,
-                caller,
-                name,
-                alias,
-                _weights(form),
-                now=platform.clock.now(),
-                expected=_seen(form),
-            )
-    except AppError as error:
-        return await _page(request, platform, caller, name, alias, form=form, error=error)
-    return _back(name, alias)
+    async def change(session: AsyncSession, form: Form) -> None:
+        await alias_service.set_alias(
+            session,
+            caller,
+            name,
+            alias,
+            _weights(form),
+            now=platform.clock.now(),
+            expected=_seen(form),
+        )
+
+    return await _submit(request, platform, caller, name, alias, change, keeps=True)
 
 
 @router.post("/{alias}/promote")
 async def promote(
     name: Name, alias: Name, request: Request, caller: TenantAdmin, platform: PlatformDep
 ) -> Response:
-    tenant_only(caller)
-    form = await read_form(request)
-    await _find(platform, caller, name, alias)
-    try:
-        number = form.integer("version", 0)
-        async with platform.db.transaction() as session:
-            await alias_service.promote(
-                session,
-                caller,
-                name,
-                alias,
-                number,
-                now=platform.clock.now(),
-                expected=_seen(form),
-            )
-    except AppError as error:
-        return await _page(request, platform, caller, name, alias, error=error)
-    return _back(name, alias)
+    async def change(session: AsyncSession, form: Form) -> None:
+        await alias_service.promote(
+            session,
+            caller,
+            name,
+            alias,
+            form.integer("version", 0),
+            now=platform.clock.now(),
+            expected=_seen(form),
+        )
+
+    return await _submit(request, platform, caller, name, alias, change)
 
 
 @router.post("/{alias}/rollback")
@@ -123,24 +113,45 @@ async def roll_back(
     name: Name, alias: Name, request: Request, caller: TenantAdmin, platform: PlatformDep
 ) -> Response:
     """Before the last change, or to the revision of the form's `to_revision`."""
+
+    async def change(session: AsyncSession, form: Form) -> None:
+        await alias_service.roll_back(
+            session,
+            caller,
+            name,
+            alias,
+            to_revision=form.integer("to_revision", 0) or None,
+            now=platform.clock.now(),
+            expected=_seen(form),
+        )
+
+    return await _submit(request, platform, caller, name, alias, change)
+
+
+async def _submit(
+    request: Request,
+    platform: Platform,
+    caller: Caller,
+    name: str,
+    alias: str,
+    change: Work[None],
+    *,
+    keeps: bool = False,
+) -> Response:
+    """Does what a form asks; on a refusal the page again, with what was typed where it `keeps`."""
     tenant_only(caller)
-    form = await read_form(request)
-    await _find(platform, caller, name, alias)
-    try:
-        to_revision = form.integer("to_revision", 0)
-        async with platform.db.transaction() as session:
-            await alias_service.roll_back(
-                session,
-                caller,
-                name,
-                alias,
-                to_revision=to_revision or None,
-                now=platform.clock.now(),
-                expected=_seen(form),
-            )
-    except AppError as error:
-        return await _page(request, platform, caller, name, alias, error=error)
-    return _back(name, alias)
+
+    async def find(session: AsyncSession) -> object:
+        return await alias_service.find_alias(session, caller, name, alias)
+
+    async def done(_: None) -> Response:
+        return _back(name, alias)
+
+    async def again(form: Form, error: AppError) -> Response:
+        typed = form if keeps else None
+        return await _page(request, platform, caller, name, alias, form=typed, error=error)
+
+    return await submit(request, platform.db, change, done=done, again=again, find=find)
 
 
 @router.post("/{alias}/delete")
@@ -154,12 +165,6 @@ async def delete(
             session, caller, name, alias, now=platform.clock.now(), expected=_seen(form)
         )
     return RedirectResponse(f"/console/adapters/{name}", status_code=303)
-
-
-async def _find(platform: Platform, caller: Caller, name: str, alias: str) -> None:
-    """Raises NotFound before the form is read: nobody learns of an alias by what it refuses."""
-    async with platform.db.reading() as session:
-        await alias_service.find_alias(session, caller, name, alias)
 
 
 def _back(name: str, alias: str) -> Response:
@@ -203,7 +208,6 @@ async def _page(
     return render(
         request,
         template,
-        status=200 if error is None else error.status,
         adapter={"name": found.alias.adapter},
         alias=found.alias,
         updated_at=moment(found.alias.updated_at),
@@ -216,7 +220,7 @@ async def _page(
         history=[_change(change) for change in found.history[:SHOWN_CHANGES]],
         is_live=found.alias.alias == LIVE,
         may_write=may_write(caller),
-        error="" if error is None else error.message,
+        error=error,
     )
 
 

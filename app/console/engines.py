@@ -149,13 +149,12 @@ async def _page(
     return render(
         request,
         template,
-        status=200 if error is None else error.status,
         engines=[_card(platform, row, names) for row in rows],
         turned_away=sorted(platform.engines.refused.items()),
         registry_problem=platform.engines.registry_problem,
         tiers=TIERS,
         size=size,
-        error="" if error is None else error.message,
+        error=error,
         last_engine=refused if error is not None and error.code == "last_engine" else "",
     )
 

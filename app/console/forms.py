@@ -1,13 +1,18 @@
 """Reading plain forms: text fields alone, each once, each bounded."""
 
 import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from fastapi import Request
+from fastapi import Request, Response
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.errors import InvalidRequest
+from app.db import Database
+from app.errors import AppError, InvalidRequest
 
 MAX_FIELDS = 20
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +55,34 @@ async def read_form(request: Request) -> Form:
     """The form's text fields; the body's size is bounded before it gets here."""
     async with request.form(max_files=0, max_fields=MAX_FIELDS) as data:
         return Form({name: value for name, value in data.items() if isinstance(value, str)})
+
+
+Work = Callable[[AsyncSession, Form], Awaitable[T]]
+"""What a form asks for, in the transaction that it is given."""
+
+
+async def submit(
+    request: Request,
+    db: Database,
+    work: Work[T],
+    *,
+    done: Callable[[T], Awaitable[Response]],
+    again: Callable[[Form, AppError], Awaitable[Response]],
+    find: Callable[[AsyncSession], Awaitable[object]] | None = None,
+) -> Response:
+    """Reads the form, does its work in one transaction, and answers with `done`, or with the page
+    `again` on a refusal.
+
+    `find` is asked first and its refusals are passed on: nobody learns of a thing that is not
+    theirs by what is wrong with a form about it.
+    """
+    form = await read_form(request)
+    if find is not None:
+        async with db.reading() as session:
+            await find(session)
+    try:
+        async with db.transaction() as session:
+            outcome = await work(session, form)
+    except AppError as error:
+        return await again(form, error)
+    return await done(outcome)

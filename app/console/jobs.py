@@ -74,12 +74,11 @@ async def _page(request: Request, platform: Platform, *, error: AppError | None 
     return render(
         request,
         "jobs.html",
-        status=200 if error is None else error.status,
         counts=counts,
         groups=groups,
         attempts=platform.settings.validation_attempts,
         names={id_: tenant.name for id_, tenant in names.items()},
         hooks=[(hook, urlsplit(hook.url).hostname or "") for hook in hooks],
         moment=moment,
-        error="" if error is None else error.message,
+        error=error,
     )

@@ -1,17 +1,19 @@
 """The pages of a tenant's API keys: the list, and one key's restrictions."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import RedirectResponse
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.names import NAME
 from app.auth import SessionUser, TenantAdmin
-from app.caller import Caller
+from app.caller import Caller, KeyLimits
 from app.console.adapters import may_write, tenant_only
-from app.console.forms import Form, read_form
+from app.console.forms import Form, submit
 from app.console.render import render
 from app.console.tables import PageNumber, Search, Sort, TableView
 from app.deps import PlatformDep
@@ -32,7 +34,15 @@ ACCESS = (
     ("read", "looking only, no calls"),
     ("manage", "everything, keys and users too"),
 )
+LIMITS = (
+    ("requests_per_minute", "Requests per minute"),
+    ("tokens_per_minute", "Tokens per minute"),
+    ("max_concurrent", "Requests at once"),
+    ("monthly_tokens", "Tokens per month"),
+)
+assert {name for name, _ in LIMITS} == KeyLimits.__dataclass_fields__.keys(), "name each limit"
 MOST_NETWORK_CHARACTERS = 2000
+MIN_LIMIT, MOST_LIMIT = 1, 2**31 - 1
 KeyId = Annotated[str, Path(max_length=40)]
 
 
@@ -62,26 +72,31 @@ async def keys_page(
 async def create_key(request: Request, caller: TenantAdmin, platform: PlatformDep) -> Response:
     """The answer is the page itself, with the secret on it: no address leads there again."""
     tenant_only(caller)
-    form = await read_form(request)
-    now = platform.clock.now()
-    try:
-        async with platform.db.transaction() as session:
-            made = await service.create_key(
-                session,
-                secrets=platform.secrets,
-                now=now,
-                actor=caller,
-                tenant=await tenants.find_tenant(session, caller.tenant_id),
-                name=form.text("name", most=80),
-                adapters=_scope(form),
-                access=form.text("access") or "full",
-                networks=_networks(form),
-                expires_at=_expiry(form, now),
-                settings=platform.settings,
-            )
-    except AppError as error:
+
+    async def create(session: AsyncSession, form: Form) -> service.NewKey:
+        now = platform.clock.now()
+        return await service.create_key(
+            session,
+            secrets=platform.secrets,
+            now=now,
+            actor=caller,
+            tenant=await tenants.find_tenant(session, caller.tenant_id),
+            name=form.text("name", most=80),
+            adapters=_scope(form),
+            access=form.text("access") or "full",
+            networks=_networks(form),
+            expires_at=_expiry(form, now),
+            limits=KeyLimits(**_limits(form)),
+            settings=platform.settings,
+        )
+
+    async def done(made: service.NewKey) -> Response:
+        return await _list(request, platform, caller, created=_shown(made))
+
+    async def again(form: Form, error: AppError) -> Response:
         return await _list(request, platform, caller, form=form, error=error)
-    return await _list(request, platform, caller, created=_shown(made))
+
+    return await submit(request, platform.db, create, done=done, again=again)
 
 
 @router.get("/{key_id}")
@@ -98,33 +113,37 @@ async def change_key(
 ) -> Response:
     """What the form shows; an expiry changes only where one is chosen."""
     tenant_only(caller)
-    form = await read_form(request)
-    now = platform.clock.now()
-    async with platform.db.reading() as session:
-        await service.find_key(session, key_id, tenant_id=caller.tenant_id)
-    try:
+
+    async def change(session: AsyncSession, form: Form) -> ApiKey:
+        now = platform.clock.now()
         wanted: dict[str, Any] = {
             "name": form.text("name", most=80),
             "adapters": _scope(form),
             "access": form.text("access") or "full",
             "networks": _networks(form),
+            **_limits(form),
         }
         if form.text("days"):
             wanted["expires_at"] = _expiry(form, now)
-        async with platform.db.transaction() as session:
-            await changes.update_key(
-                session,
-                key_id,
-                changes=wanted,
-                now=now,
-                actor=caller,
-                tenant_id=caller.tenant_id,
-                settings=platform.settings,
-            )
-    except AppError as error:
+        return await changes.update_key(
+            session,
+            key_id,
+            changes=wanted,
+            now=now,
+            actor=caller,
+            tenant_id=caller.tenant_id,
+            settings=platform.settings,
+        )
+
+    async def done(_: ApiKey) -> Response:
+        platform.forget_keys()
+        return RedirectResponse(f"/console/keys/{key_id}", status_code=303)
+
+    async def again(form: Form, error: AppError) -> Response:
         return await _key_page(request, platform, caller, key_id, form=form, error=error)
-    platform.forget_keys()
-    return RedirectResponse(f"/console/keys/{key_id}", status_code=303)
+
+    find = _own(caller, key_id)
+    return await submit(request, platform.db, change, done=done, again=again, find=find)
 
 
 @router.post("/{key_id}/rotate")
@@ -132,27 +151,35 @@ async def rotate_key(
     key_id: KeyId, request: Request, caller: TenantAdmin, platform: PlatformDep
 ) -> Response:
     tenant_only(caller)
-    form = await read_form(request)
-    async with platform.db.reading() as session:
-        await service.find_key(session, key_id, tenant_id=caller.tenant_id)
-    try:
+
+    async def rotate(session: AsyncSession, form: Form) -> service.NewKey:
         overlap_s = form.integer("overlap_s", platform.settings.key_rotation_overlap_s)
         if overlap_s not in (*dict(OVERLAPS), platform.settings.key_rotation_overlap_s):
             raise InvalidRequest("Choose one of the times in the list.", param="overlap_s")
-        async with platform.db.transaction() as session:
-            made = await service.rotate_key(
-                session,
-                key_id,
-                secrets=platform.secrets,
-                now=platform.clock.now(),
-                actor=caller,
-                tenant_id=caller.tenant_id,
-                overlap=timedelta(seconds=overlap_s),
-            )
-    except AppError as error:
+        return await service.rotate_key(
+            session,
+            key_id,
+            secrets=platform.secrets,
+            now=platform.clock.now(),
+            actor=caller,
+            tenant_id=caller.tenant_id,
+            overlap=timedelta(seconds=overlap_s),
+        )
+
+    async def done(made: service.NewKey) -> Response:
+        platform.forget_keys()
+        return await _list(request, platform, caller, created=_shown(made))
+
+    async def again(_: Form, error: AppError) -> Response:
         return await _list(request, platform, caller, error=error)
-    platform.forget_keys()
-    return await _list(request, platform, caller, created=_shown(made))
+
+    find = _own(caller, key_id)
+    return await submit(request, platform.db, rotate, done=done, again=again, find=find)
+
+
+def _own(caller: Caller, key_id: str) -> Callable[[AsyncSession], Awaitable[object]]:
+    """Finds the key among the caller's, before a form about it is looked at."""
+    return lambda session: service.find_key(session, key_id, tenant_id=caller.tenant_id)
 
 
 @router.post("/{key_id}/revoke")
@@ -187,15 +214,15 @@ async def _list(
     page = render(
         request,
         "keys.html",
-        status=200 if error is None else error.status,
         keys=[_row(row, now) for row, _ in found.rows],
         view=TableView(view.path, view.q, view.sort, view.page, total=found.total),
         created=created,
-        error="" if error is None else error.message,
-        error_field="" if error is None else error.param,
+        error=error,
         may_write=may_write(caller),
         expiries=LIFETIMES,
         access=ACCESS,
+        limits=LIMITS,
+        most=_most(caller),
         typed={} if form is None else form.fields,
     )
     page.headers["Cache-Control"] = "no-store"
@@ -218,18 +245,19 @@ async def _key_page(
         "adapters": ", ".join(key.scopes.get("adapters") or []),
         "access": access_of(key.scopes),
         "networks": ", ".join(key.scopes.get("networks") or []),
+        **{name: str(value) for name, value in _limits_of(key).items() if value is not None},
     }
     return render(
         request,
         "key.html",
-        status=200 if error is None else error.status,
         key=_row(key, platform.clock.now()),
-        error="" if error is None else error.message,
-        error_field="" if error is None else error.param,
+        error=error,
         may_write=may_write(caller),
         expiries=LIFETIMES,
         overlaps=OVERLAPS,
         access=ACCESS,
+        limits=LIMITS,
+        most=_most(caller),
         typed=kept if form is None else form.fields,
     )
 
@@ -239,6 +267,26 @@ def _expiry(form: Form, now: datetime) -> datetime | None:
     if days not in dict(LIFETIMES):
         raise InvalidRequest("Choose one of the lifetimes in the list.", param="days")
     return now + timedelta(days=days) if days else None
+
+
+def _limits(form: Form) -> dict[str, int | None]:
+    """An empty field is no limit of the key's own, and is the tenant's alone."""
+    limits: dict[str, int | None] = {}
+    for name, title in LIMITS:
+        typed = form.text(name, most=30)
+        if typed and not MIN_LIMIT <= form.integer(name, 0) <= MOST_LIMIT:
+            raise InvalidRequest(f"{title} is a whole number above 0, or empty.", param=name)
+        limits[name] = form.integer(name, 0) if typed else None
+    return limits
+
+
+def _limits_of(key: ApiKey) -> dict[str, int | None]:
+    return {name: getattr(key, name) for name, _ in LIMITS}
+
+
+def _most(caller: Caller) -> dict[str, int | None]:
+    """What the tenant itself may use, which a key only tightens."""
+    return {name: getattr(caller.limits, name) for name, _ in LIMITS}
 
 
 def _scope(form: Form) -> list[str] | None:
@@ -274,6 +322,11 @@ def _row(key: ApiKey, now: datetime) -> dict[str, Any]:
         "adapters": key.scopes.get("adapters"),
         "access": dict(ACCESS)[access_of(key.scopes)],
         "networks": key.scopes.get("networks"),
+        "limits": [
+            (title, value)
+            for (_, title), value in zip(LIMITS, _limits_of(key).values(), strict=True)
+            if value is not None
+        ],
         "created_at": key.created_at,
         "last_used_at": key.last_used_at,
         "state": state,

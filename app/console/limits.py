@@ -1,46 +1,44 @@
 """What the tenant may use, how much of it is used now, and asking for more."""
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.audit import service as audit
-from app.audit.models import AuditEvent
 from app.auth import SessionUser, TenantAdmin
 from app.caller import Caller
 from app.console.adapters import may_write, tenant_only
 from app.console.figures import size
-from app.console.forms import Form, read_form
+from app.console.forms import Form, submit
 from app.console.render import render
 from app.deps import PlatformDep
-from app.errors import AppError, InvalidRequest, RateLimited
+from app.errors import AppError, InvalidRequest
+from app.limit_requests import service as limit_requests
+from app.limit_requests.models import LimitRequest
 from app.limits.schemas import LimitsObject
 from app.limits.standing import standing
 from app.platform import Platform
 
 router = APIRouter(prefix="/console/limits", include_in_schema=False)
 
-REQUESTED = "limits.request"
-"""The audit event of a request; operators find it under this action."""
-MOST_REQUESTS_A_DAY = 5
-MOST_REASON = 500
-LIMITS = (
-    "Requests per minute",
-    "Tokens per minute",
-    "Requests at once",
-    "Tokens per month",
-    "Longest answer",
-    "Adapters",
-    "Stored adapters",
-    "Adapters in an engine",
-    "Highest rank",
-    "Time to first token",
-    "Time per output token",
-)
+MOST_SHOWN = 10
+TITLES = {
+    "requests_per_minute": "Requests per minute",
+    "tokens_per_minute": "Tokens per minute",
+    "max_concurrent": "Requests at once",
+    "monthly_tokens": "Tokens per month",
+    "max_tokens": "Longest answer, tokens",
+    "max_adapters": "Adapters",
+    "max_stored_bytes": "Stored adapters, bytes",
+    "max_rank": "Highest rank",
+    "ttft_ms": "Time to first token, ms",
+    "tpot_ms": "Time per output token, ms",
+}
+assert TITLES.keys() == set(limit_requests.REQUESTABLE), "say what each limit is called"
+_GROUPING = re.compile(r"[ ,_\u00a0\u2009\u202f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,44 +64,38 @@ async def limits_page(request: Request, caller: SessionUser, platform: PlatformD
 
 @router.post("/request")
 async def request_change(request: Request, caller: TenantAdmin, platform: PlatformDep) -> Response:
-    """Leaves an audit event, which whoever runs loramux sees; nothing changes by it."""
+    """Waits for whoever runs loramux; nothing changes before they accept it."""
     tenant_only(caller)
-    form = await read_form(request)
-    now = platform.clock.now()
-    try:
-        asked = _asked(form)
-        async with platform.db.transaction() as session:
-            newest = await audit.list_events(
-                session, tenant_id=caller.tenant_id, action=REQUESTED, limit=MOST_REQUESTS_A_DAY
-            )
-            if sum(event.at > now - timedelta(days=1) for event in newest) >= MOST_REQUESTS_A_DAY:
-                raise RateLimited(
-                    f"Your tenant has asked {MOST_REQUESTS_A_DAY} times in a day; wait for an "
-                    "answer, or ask again tomorrow.",
-                    code="too_many_requests_for_limits",
-                    retry_after_ms=3_600_000,
-                )
-            await audit.record(
-                session,
-                actor=caller,
-                action=REQUESTED,
-                target=caller.tenant_id,
-                tenant_id=caller.tenant_id,
-                detail=asked,
-                at=now,
-            )
-    except AppError as error:
+
+    async def ask(session: AsyncSession, form: Form) -> LimitRequest:
+        return await limit_requests.ask(
+            session,
+            caller,
+            limit_name=form.text("limit"),
+            wanted=_wanted(form),
+            reason=form.text("reason", most=limit_requests.MOST_TEXT),
+            settings=platform.settings,
+            now=platform.clock.now(),
+        )
+
+    async def done(_: LimitRequest) -> Response:
+        return RedirectResponse("/console/limits#asked", status_code=303)
+
+    async def again(form: Form, error: AppError) -> Response:
         return await _page(request, platform, caller, form=form, error=error)
-    return RedirectResponse("/console/limits", status_code=303)
+
+    return await submit(request, platform.db, ask, done=done, again=again)
 
 
-def _asked(form: Form) -> dict[str, str]:
-    limit, wanted = form.text("limit"), form.text("wanted", most=60)
-    if limit not in LIMITS:
-        raise InvalidRequest("Choose one of the limits in the list.", param="limit")
-    if not wanted:
+def _wanted(form: Form) -> float:
+    """The number, however its thousands are set apart."""
+    typed = form.text("wanted", most=60)
+    if not typed:
         raise InvalidRequest("Say what the limit should be.", param="wanted")
-    return {"limit": limit, "wanted": wanted, "reason": form.text("reason", most=MOST_REASON)}
+    plain = Form({"wanted": _GROUPING.sub("", typed)})
+    if form.text("limit") in limit_requests.FRACTIONAL:
+        return plain.number("wanted", 0.0)
+    return float(plain.integer("wanted", 0))
 
 
 async def _page(
@@ -117,27 +109,44 @@ async def _page(
     decision = await platform.limits.peek(caller)
     async with platform.db.reading() as session:
         now = await standing(session, caller, decision, platform.clock.now())
-        asked = await audit.list_events(
-            session, tenant_id=caller.tenant_id, action=REQUESTED, limit=MOST_REQUESTS_A_DAY
-        )
+        asked = await limit_requests.requests_of(session, caller.tenant_id, limit=MOST_SHOWN)
     return render(
         request,
         "limits.html",
-        status=200 if error is None else error.status,
         meters=_meters(now),
         fixed=_fixed(now),
-        limits=LIMITS,
-        asked=_requests(asked),
+        limits=TITLES,
+        asked=[request_row(row) for row in asked],
         typed={} if form is None else form.fields,
-        most_reason=MOST_REASON,
-        error="" if error is None else error.message,
-        error_field="" if error is None else error.param,
+        most_reason=limit_requests.MOST_TEXT,
+        error=error,
         may_write=may_write(caller),
     )
 
 
-def _requests(events: Sequence[AuditEvent]) -> list[dict[str, Any]]:
-    return [{**event.detail, "by": event.actor_label, "at": event.at} for event in events]
+def request_row(row: LimitRequest) -> dict[str, Any]:
+    """A request as the pages show it."""
+
+    def shown(value: float | None) -> str:
+        if value is None:
+            return "none"
+        number = f"{limit_requests.value_of(row.limit_name, value):,}"
+        return f"{number} ({size(int(value))})" if row.limit_name == "max_stored_bytes" else number
+
+    return {
+        "id": row.id,
+        "tenant_id": row.tenant_id,
+        "limit": TITLES.get(row.limit_name, row.limit_name),
+        "current": shown(row.current),
+        "wanted": shown(row.wanted),
+        "reason": row.reason,
+        "by": row.asked_label,
+        "at": row.created_at,
+        "state": row.state,
+        "answer": row.answer,
+        "decided_by": row.decided_label,
+        "decided_at": row.decided_at,
+    }
 
 
 def _meters(now: LimitsObject) -> list[Meter]:

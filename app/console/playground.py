@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from app.adapters.listing import matching_names
+from app.adapters.listing import matching_names, newest_live
 from app.auth import SessionUser, TenantAdmin
 from app.caller import Caller
 from app.console.adapters import base_model_name, may_write, tenant_only
@@ -106,6 +106,13 @@ async def suggestions(
     return render(request, "_models.html", models=await _suggested(platform, caller, typed))
 
 
+async def _first_choice(platform: Platform, caller: Caller) -> str:
+    """What somebody who names no model most likely wants: their newest adapter."""
+    async with platform.db.reading() as session:
+        newest = await newest_live(session, caller)
+    return newest or base_model_name(platform)
+
+
 async def _suggested(platform: Platform, caller: Caller, typed: str) -> list[str]:
     base = base_model_name(platform)
     async with platform.db.reading() as session:
@@ -168,9 +175,8 @@ async def _page(
     return render(
         request,
         "playground.html",
-        status=200 if error is None else error.status,
         models=await _suggested(platform, caller, ""),
-        model=form.text("model") or base_model_name(platform),
+        model=form.text("model") or await _first_choice(platform, caller),
         model_b=form.text("model_b"),
         typed=form.fields,
         temperature=form.fields.get("temperature", "0.7"),
@@ -181,5 +187,5 @@ async def _page(
         examples=written or [],
         may_write=may_write(caller),
         status_text="" if served else "The engine is not connected; no model can answer now.",
-        error="" if error is None else error.message,
+        error=error,
     )

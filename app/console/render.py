@@ -23,6 +23,7 @@ TENANT_PAGES = (
 )
 OPERATOR_PAGES = (
     ("Tenants", "/console/tenants"),
+    ("Requests", "/console/requests"),
     ("Engines", "/console/engines"),
     ("Jobs", "/console/jobs"),
     ("System", "/console/system"),
@@ -63,12 +64,24 @@ class Viewer:
 
 
 def render(
-    request: Request, template: str, *, status: int = 200, **context: object
+    request: Request,
+    template: str,
+    *,
+    status: int = 200,
+    error: AppError | None = None,
+    **context: object,
 ) -> HTMLResponse:
-    """`console/{template}` with the navigation of whoever is signed in."""
+    """`console/{template}` with the navigation of whoever is signed in.
+
+    `error`: why a form is shown again; the page has its sentence, its field and its status.
+    """
     caller: Caller | None = getattr(request.state, "caller", None)
     shared: dict[str, Any] = {"navigation": _navigation(caller, request.url.path)}
     shared["viewer"] = None if caller is None else Viewer(caller.label, _place(caller))
+    shared["error"] = "" if error is None else error.message
+    shared["error_field"] = "" if error is None else error.param
+    if error is not None:
+        status = error.status
     html = _templates.get_template(f"console/{template}").render(**shared, **context)
     return HTMLResponse(html, status_code=status)
 

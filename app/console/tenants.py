@@ -126,14 +126,13 @@ async def _list(
     return render(
         request,
         "tenants.html",
-        status=200 if error is None else error.status,
         tenants=[(tenant, used) for tenant, used in table.rows],
         total=table.total,
         words=words,
         page=page,
         pages=max(1, math.ceil(table.total / PAGE)),
         form_name="" if form is None else form.fields.get("name", ""),
-        error="" if error is None else error.message,
+        error=error,
     )
 
 
@@ -242,7 +241,6 @@ async def _page(
     page = render(
         request,
         "tenant.html",
-        status=200 if error is None else error.status,
         tenant=tenant,
         people=people,
         keys=[(key, keys.state(key, now)) for key in its_keys],
@@ -260,8 +258,7 @@ async def _page(
         invited=invited,
         form_email="" if form is None else form.fields.get("email", ""),
         saved=error is None and request.query_params.get("saved") == "1",
-        error="" if error is None else error.message,
-        error_field="" if error is None else error.param,
+        error=error,
     )
     page.headers["Cache-Control"] = "no-store"
     return page
@@ -395,12 +392,11 @@ async def _confirm(
     return render(
         request,
         "tenant_confirm.html",
-        status=200 if error is None else error.status,
         tenant=tenant,
         action=action,
         lost=lost,
         kept=deletion.KEPT,
-        error="" if error is None else error.message,
+        error=error,
     )
 
 

@@ -1,10 +1,10 @@
 """Tokens over time, as a chart of every bucket of a span."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import Protocol
 
 from app.console.charts import Chart, bar_chart
-from app.usage.schemas import UsageBucket
 from app.usage.spans import EPOCH, Bucket, month_starts
 
 STEPS = {
@@ -14,7 +14,20 @@ STEPS = {
 }
 
 
-def tokens_chart(rows: list[UsageBucket], start: datetime, end: datetime, bucket: Bucket) -> Chart:
+class Tokens(Protocol):
+    """Those of one bucket."""
+
+    @property
+    def start(self) -> datetime: ...
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def completion_tokens(self) -> int: ...
+
+
+def tokens_chart(rows: Sequence[Tokens], start: datetime, end: datetime, bucket: Bucket) -> Chart:
     """Prompt and answer tokens of every bucket of the span, also of those without any.
 
     `rows`: an ungrouped report by `bucket`.

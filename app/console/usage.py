@@ -17,8 +17,7 @@ from app.console.token_chart import tokens_chart
 from app.deps import PlatformDep
 from app.keys import service as keys
 from app.usage.csv_export import report_csv
-from app.usage.report import MAX_LINES, report
-from app.usage.schemas import UsageBucket
+from app.usage.report import MAX_LINES, UsageShare, breakdown
 from app.usage.spans import Bucket
 
 router = APIRouter(prefix="/console/usage", include_in_schema=False)
@@ -31,6 +30,8 @@ SPANS: dict[Span, tuple[str, timedelta, Bucket]] = {
     "12m": ("the last twelve months", timedelta(days=365), "month"),
 }
 GROUPS: dict[By, str] = {"adapter": "Adapter", "key": "Key", "model": "Model"}
+MOST_LINES = 50
+"""Of the table, the most tokens first; the rest is one line, and the export has them all."""
 NONE = {"adapter": "the base model", "key": "the console's playground", "model": "no model"}
 SpanQuery = Annotated[Span, Query()]
 ByQuery = Annotated[By, Query()]
@@ -47,12 +48,12 @@ class Line:
     completion_tokens: int = 0
     engine_ms: float = 0.0
 
-    def add(self, row: UsageBucket) -> None:
+    def add(self, row: UsageShare) -> None:
         self.requests += row.requests
         self.failed += row.failed
         self.prompt_tokens += row.prompt_tokens
         self.completion_tokens += row.completion_tokens
-        self.engine_ms += row.prefill_ms + row.decode_ms
+        self.engine_ms += row.engine_ms
 
     @property
     def tokens(self) -> int:
@@ -72,11 +73,17 @@ async def usage_page(
     now = platform.clock.now()
     start = now - length
     async with platform.db.reading() as session:
-        over_time = await report(session, caller.tenant_id, now=now, start=start, bucket=bucket)
-        by_group = await report(
-            session, caller.tenant_id, now=now, start=start, bucket="all", group_by=by
+        over_time, largest = await breakdown(
+            session,
+            caller.tenant_id,
+            now=now,
+            start=start,
+            bucket=bucket,
+            group_by=by,
+            most=MOST_LINES,
         )
-        names = await _names(session, caller, by, by_group.data)
+        names = await _names(session, caller, by, largest)
+    lines, total = _lines(largest, by, names), _total(over_time)
     return render(
         request,
         "usage.html",
@@ -85,10 +92,10 @@ async def usage_page(
         span_title=title,
         by=by,
         groups=GROUPS,
-        lines=_lines(by_group.data, by, names),
-        total=_total(over_time.data),
-        more=by_group.has_more,
-        chart=tokens_chart(over_time.data, start, now, bucket),
+        lines=lines,
+        rest=_rest(total, lines),
+        total=total,
+        chart=tokens_chart(over_time, start, now, bucket),
     )
 
 
@@ -110,7 +117,7 @@ async def export(
 
 
 async def _names(
-    session: AsyncSession, caller: Caller, by: By, rows: list[UsageBucket]
+    session: AsyncSession, caller: Caller, by: By, rows: list[UsageShare]
 ) -> dict[str, str]:
     """What people call the ids that the ledger keeps."""
     if by == "key":
@@ -121,18 +128,26 @@ async def _names(
     return {}
 
 
-def _lines(rows: list[UsageBucket], by: By, names: dict[str, str]) -> list[Line]:
+def _lines(rows: list[UsageShare], by: By, names: dict[str, str]) -> list[Line]:
     """The most tokens first."""
     lines = []
     for row in rows:
-        group = row.group or ""
-        line = Line(names.get(group, group) or NONE[by])
+        line = Line(names.get(row.group, row.group) or NONE[by])
         line.add(row)
         lines.append(line)
     return sorted(lines, key=lambda line: -line.tokens)
 
 
-def _total(rows: list[UsageBucket]) -> Line:
+def _rest(total: Line, lines: list[Line]) -> Line | None:
+    """What is not among the lines; None where they are all."""
+    rest = Line("All others")
+    for name in ("requests", "failed", "prompt_tokens", "completion_tokens"):
+        setattr(rest, name, getattr(total, name) - sum(getattr(line, name) for line in lines))
+    rest.engine_ms = max(0.0, total.engine_ms - sum(line.engine_ms for line in lines))
+    return rest if rest.requests else None
+
+
+def _total(rows: list[UsageShare]) -> Line:
     total = Line("All")
     for row in rows:
         total.add(row)

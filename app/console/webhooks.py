@@ -1,19 +1,20 @@
 """The pages of a tenant's webhooks: the list, and one with its deliveries."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Annotated, Any, TypeVar, get_args
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel, ValidationError
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters.deps import ResourcesDep
 from app.auth import SessionUser, TenantAdmin
 from app.caller import Caller
 from app.console.adapters import may_write, tenant_only
 from app.console.figures import moment
-from app.console.forms import Form, read_form
+from app.console.forms import Form, Work, read_form, submit
 from app.console.render import render
 from app.deps import PlatformDep
 from app.errors import AppError, InvalidRequest
@@ -42,6 +43,7 @@ DISABLED = {
 }
 PAGE = 20
 Model = TypeVar("Model", bound=BaseModel)
+T = TypeVar("T")
 WebhookId = Annotated[str, Path(max_length=64)]
 State = Annotated[DeliveryState | None, Query()]
 After = Annotated[str | None, Query(max_length=40, pattern=r"^[a-z]{3}_[0-9a-z]{1,36}$")]
@@ -62,7 +64,7 @@ async def create(
     form = await read_form(request)
     try:
         wanted = _checked(WebhookIn, _fields(form))
-        url = await sender.check(wanted.url)
+        url = await sender.check(wanted.url)  # which asks the network: in no transaction
         async with platform.db.transaction() as session:
             row, secret = await service.create(
                 session,
@@ -121,19 +123,16 @@ async def send_test(
     platform: PlatformDep,
     resources: ResourcesDep,
 ) -> Response:
-    tenant_only(caller)
-    now = platform.clock.now()
-    async with platform.db.reading() as session:
-        await service.find(session, caller, webhook_id)
-    try:
-        async with platform.db.transaction() as session:
-            await service.send_test(
-                session, caller, webhook_id, settings=platform.settings, now=now
-            )
-    except AppError as error:
-        return await _page(request, platform, caller, webhook_id, error=error)
-    await deliver_soon(platform.db, resources.queue, caller.tenant_id, now)
-    return _back(webhook_id)
+    async def work(session: AsyncSession, _: Form) -> object:
+        return await service.send_test(
+            session,
+            caller,
+            webhook_id,
+            settings=platform.settings,
+            now=platform.clock.now(),
+        )
+
+    return await _sent(request, platform, caller, webhook_id, resources, work)
 
 
 @router.post("/{webhook_id}/deliveries/{delivery_id}/resend")
@@ -145,45 +144,78 @@ async def resend(
     platform: PlatformDep,
     resources: ResourcesDep,
 ) -> Response:
-    tenant_only(caller)
-    now = platform.clock.now()
-    async with platform.db.reading() as session:
-        await service.find(session, caller, webhook_id)
-    try:
-        async with platform.db.transaction() as session:
-            await service.resend(
-                session, caller, webhook_id, delivery_id, settings=platform.settings, now=now
-            )
-    except AppError as error:
-        return await _page(request, platform, caller, webhook_id, error=error)
-    await deliver_soon(platform.db, resources.queue, caller.tenant_id, now)
-    return _back(webhook_id)
+    async def work(session: AsyncSession, _: Form) -> object:
+        return await service.resend(
+            session,
+            caller,
+            webhook_id,
+            delivery_id,
+            settings=platform.settings,
+            now=platform.clock.now(),
+        )
+
+    return await _sent(request, platform, caller, webhook_id, resources, work)
+
+
+async def _sent(
+    request: Request,
+    platform: Platform,
+    caller: Caller,
+    webhook_id: str,
+    resources: ResourcesDep,
+    work: Work[object],
+) -> Response:
+    """Queues a message and has it sent."""
+
+    async def done(_: object) -> Response:
+        await deliver_soon(platform.db, resources.queue, caller.tenant_id, platform.clock.now())
+        return _back(webhook_id)
+
+    return await _submit(request, platform, caller, webhook_id, work, done)
 
 
 @router.post("/{webhook_id}/rotate")
 async def rotate(
     webhook_id: WebhookId, request: Request, caller: TenantAdmin, platform: PlatformDep
 ) -> Response:
-    tenant_only(caller)
-    form = await read_form(request)
-    async with platform.db.reading() as session:
-        await service.find(session, caller, webhook_id)
-    try:
+    async def work(session: AsyncSession, form: Form) -> str:
         overlap_s = form.integer("overlap_s", 86_400)
         if overlap_s not in dict(OVERLAPS):
             raise InvalidRequest("Choose one of the times in the list.", param="overlap_s")
-        async with platform.db.transaction() as session:
-            _, secret = await service.rotate_secret(
-                session,
-                caller,
-                webhook_id,
-                secrets=platform.secrets,
-                overlap=timedelta(seconds=overlap_s),
-                now=platform.clock.now(),
-            )
-    except AppError as error:
+        _, secret = await service.rotate_secret(
+            session,
+            caller,
+            webhook_id,
+            secrets=platform.secrets,
+            overlap=timedelta(seconds=overlap_s),
+            now=platform.clock.now(),
+        )
+        return secret
+
+    async def done(secret: str) -> Response:
+        return await _page(request, platform, caller, webhook_id, secret=secret)
+
+    return await _submit(request, platform, caller, webhook_id, work, done)
+
+
+async def _submit(
+    request: Request,
+    platform: Platform,
+    caller: Caller,
+    webhook_id: str,
+    work: Work[T],
+    done: Callable[[T], Awaitable[Response]],
+) -> Response:
+    """Does what a form about one webhook asks; on a refusal its page again."""
+    tenant_only(caller)
+
+    async def find(session: AsyncSession) -> object:
+        return await service.find(session, caller, webhook_id)
+
+    async def again(_: Form, error: AppError) -> Response:
         return await _page(request, platform, caller, webhook_id, error=error)
-    return await _page(request, platform, caller, webhook_id, secret=secret)
+
+    return await submit(request, platform.db, work, done=done, again=again, find=find)
 
 
 @router.post("/{webhook_id}/enable")
@@ -253,12 +285,10 @@ async def _list(
     return render(
         request,
         "webhooks.html",
-        status=200 if error is None else error.status,
         webhooks=[_endpoint(row) for row in rows],
         events=EVENTS,
         typed=dict.fromkeys(EVENTS, "on") if form is None else form.fields,
-        error="" if error is None else error.message,
-        error_field="" if error is None else error.param,
+        error=error,
         may_write=may_write(caller),
     )
 
@@ -284,7 +314,6 @@ async def _page(
     page = render(
         request,
         "webhook.html",
-        status=200 if error is None else error.status,
         webhook=_endpoint(row),
         secret=secret,
         events=EVENTS,
@@ -295,8 +324,7 @@ async def _page(
         states=get_args(DeliveryState),
         overlaps=OVERLAPS,
         waiting=after is None and any(delivery.state == "pending" for delivery in found),
-        error="" if error is None else error.message,
-        error_field="" if error is None else error.param,
+        error=error,
         may_write=may_write(caller),
     )
     page.headers["Cache-Control"] = "no-store"

@@ -9,7 +9,7 @@ from typing import Any
 
 from app.inference.fields import unsupported
 from app.inference.tools import ToolUse
-from engine.tool_format import ToolFormat
+from engine.tool_format import MISTRAL_MARK, ToolFormat
 from engine.types import Grammar
 
 MOST_CALLS = 16
@@ -18,9 +18,10 @@ WHITESPACE = r"(\x20|\n\x20{0,16})?"
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 
 
-def call_grammar(use: ToolUse, family: ToolFormat) -> Grammar | None:
-    """None where the model may write anything. Raises InvalidRequest (`response_format`) where a
-    call could not be told from an answer."""
+def call_grammar(use: ToolUse, family: ToolFormat, mark: int | None = None) -> Grammar | None:
+    """None where the model may write anything. `mark`: the control token that opens a call, where
+    the checkpoint has one. Raises InvalidRequest (`response_format`) where a call could not be
+    told from an answer."""
     parallel = use.parallel or family == "llama"  # whose answer is one call at most anyway
     if not use.forced and not use.strict and parallel and use.answer is None:
         return None
@@ -29,7 +30,10 @@ def call_grammar(use: ToolUse, family: ToolFormat) -> Grammar | None:
         for name, schema in use.parameters.items()
         if not use.forced or name in use.forced
     }
-    lines = _hermes(use, calls) if family == "hermes" else _llama(use, calls)
+    if family == "mistral":
+        lines = _mistral(use, calls, mark)
+    else:
+        lines = _hermes(use, calls) if family == "hermes" else _llama(use, calls)
     return Grammar("lark", "\n".join(lines))
 
 
@@ -68,6 +72,30 @@ def _llama(use: ToolUse, calls: dict[str, dict[str, Any]]) -> list[str]:
     if use.forced:
         return ["start: call", *lines]
     return ["start: TEXT | call", r"TEXT: /(.|\n)*/ & ~/\s*\{(.|\n)*/", *lines]
+
+
+def _mistral(use: ToolUse, calls: dict[str, dict[str, Any]], mark: int | None) -> list[str]:
+    """The mark and one list of calls, which ends the answer; before them free text, or none."""
+    several = f' (", " call){{0,{MOST_CALLS - 1}}}' if use.parallel else ""
+    lines = [
+        f'list: / ?\\[/ call{several} "]"',
+        f'call: ({_one_of(calls)}) id? "}}"',
+        r'id: /, "id": "[A-Za-z0-9]{9}"/',
+        *_bodies(calls, '{{"name": "{name}", "arguments": ', ""),
+    ]
+    opened = json.dumps(MISTRAL_MARK) if mark is None else f"<[{mark}]>"
+    if use.forced:
+        return [f"start: {opened} list", *lines]
+    if use.answer is not None:
+        return [f"start: answer | {opened} list", f"answer: {_json(use.answer)}", *lines]
+    if mark is not None:  # which no text holds
+        return [f"start: TEXT | TEXT {opened} list", r"TEXT: /(.|\n)*/", *lines]
+    return [
+        "start: TEXT | lead list",
+        r'lead[lazy]: /(.|\n)*/ "[TOOL_CALLS]"',
+        r"TEXT: /(.|\n)*/ & ~/(.|\n)*\[TOOL_CALLS\](.|\n)*/",
+        *lines,
+    ]
 
 
 def _one_of(calls: dict[str, dict[str, Any]]) -> str:

@@ -84,9 +84,10 @@ class Generation:
 
     def __post_init__(self) -> None:
         self.counts = Counts(prompt_tokens=len(self.request.prompt))
+        mark = None if self.tools is None else self.codec.call_mark
         self._choices = [
             _Choice(
-                TextStream(self.codec, self.stops),
+                TextStream(self.codec, self.stops, mark),
                 None if self.tools is None else call_text(self.codec.tool_format, self.tools),
             )
             for _ in range(self.request.choices)

@@ -14,6 +14,7 @@ from app.inference.fields import Fields, clip, kind, refused, unsupported
 from app.inference.messages import chat_messages, needs_tools
 from app.inference.response_format import response_grammar
 from app.inference.tools import LEGACY, ToolUse, tool_use
+from app.json_depth import too_deep
 from app.settings import Settings
 from engine.types import Grammar, LatencyBudget
 
@@ -94,7 +95,9 @@ def read_json(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = clip(str(error)) if isinstance(error, msgspec.DecodeError) else "it is too deep"
+        if isinstance(error, RecursionError):
+            raise too_deep(body) from None
+        reason = clip(str(error)) if isinstance(error, msgspec.DecodeError) else "no UTF-8"
         raise InvalidRequest(
             f"the body is not JSON ({reason}); send one JSON object in UTF-8", code="invalid_json"
         ) from error

@@ -67,7 +67,7 @@ async def admit(
     prompt = await encode_prompt(call, codec, description, caller.tenant_id)
     grammar = call.grammar
     if call.tools is not None and codec.tool_format is not None:
-        grammar = call_grammar(call.tools, codec.tool_format)
+        grammar = call_grammar(call.tools, codec.tool_format, codec.call_mark)
     max_tokens = token_allowance(call, len(prompt), description, caller, platform.settings)
     request = GenerateRequest(
         request_id=request_id,
@@ -113,7 +113,7 @@ async def admit(
         )
         opened = True
         if model.adapter_id is not None:
-            platform.adapter_uses.mark(model.adapter_id)
+            platform.adapter_uses.mark(model.adapter_id, model.version_id)
     except AppError as error:
         error.limit_headers = limit_headers(decision)
         raise

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from app.ids import new_id
-from engine.tool_format import ToolFormat
+from engine.tool_format import MISTRAL_MARK, ToolFormat
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -55,6 +55,8 @@ class CallText(Protocol):
 
 def call_text(family: ToolFormat | None, names: Collection[str]) -> CallText:
     """A reader of the calls of these functions."""
+    if family == "mistral":
+        return MistralCallText(names)
     return LlamaCallText(names) if family == "llama" else HermesCallText(names)
 
 
@@ -79,7 +81,7 @@ class HermesCallText:
                 return found
             self._take(found, before, self._held[start : end + len(CLOSE)])
             self._held = self._held[end + len(CLOSE) :]
-        keep = _kept(self._held)
+        keep = _kept(self._held, OPEN)
         found.text += self._held[: len(self._held) - keep]
         self._held = self._held[len(self._held) - keep :]
         return found
@@ -115,6 +117,100 @@ def _close(text: str, start: int) -> int:
         if match[0] == CLOSE:
             return match.start()
     return -1
+
+
+class MistralCallText:
+    """A list of calls after the mark; each goes out as soon as it is whole."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._held = ""
+        self._list: _CallList | None = None  # while what is held begins with the mark
+        self.calls = 0
+
+    def push(self, text: str) -> Found:
+        self._held += text
+        found = Found()
+        while True:
+            if self._list is None:
+                start = self._held.find(MISTRAL_MARK)
+                if start < 0:
+                    keep = _kept(self._held, MISTRAL_MARK)
+                    found.text += self._held[: len(self._held) - keep]
+                    self._held = self._held[len(self._held) - keep :]
+                    return found
+                before, self._held = self._held[:start], self._held[start:]
+                found.text += before if before.strip() else ""
+                self._list = _CallList(len(MISTRAL_MARK))
+            self._list.read(self._held, self._names)
+            self._take(found)
+            if not self._list.over:
+                return found
+            rest = self._held[self._list.at if self._list.whole else self._list.told :]
+            if not self._list.told:  # none of it was a call: the mark is text
+                found.text += MISTRAL_MARK
+                rest = self._held[len(MISTRAL_MARK) :]
+            self._list, self._held = None, rest
+
+    def finish(self) -> Found:
+        """What is left: text, but for the rest of a list whose calls have gone out."""
+        held, self._held = self._held, ""
+        told = 0 if self._list is None else self._list.told
+        self._list = None
+        rest = held[told:]
+        return Found(rest if rest.strip(" \n,") or not self.calls else "")
+
+    def _take(self, found: Found) -> None:
+        assert self._list is not None
+        for name, arguments in self._list.new:
+            found.calls.append(ToolCall(self.calls, new_id("call"), name, arguments))
+            self.calls += 1
+        self._list.new.clear()
+
+
+class _CallList:
+    """A growing JSON list of calls, read from a place in a growing text; each character once.
+
+    `told`: where the last whole call ended, 0 before the first. `at`: where reading stands.
+    """
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.told = 0
+        self.over = self.whole = False
+        self.new: list[tuple[str, str]] = []
+        self._inside = False
+        self._object: tuple[int, _ObjectEnd] | None = None
+
+    def read(self, text: str, names: Collection[str]) -> None:
+        while not self.over and self.at < len(text):
+            if self._object is not None or (self._inside and text[self.at] == "{"):
+                self._read_object(text, names)
+                if self._object is not None:
+                    return
+            elif not self._inside and text[self.at] == "[":
+                self._inside, self.at = True, self.at + 1
+            elif self._inside and text[self.at] == "]":
+                self.at += 1
+                self.over = self.whole = True
+            elif text[self.at] in (" \n\t," if self._inside else " \n\t"):
+                self.at += 1
+            else:
+                self.over = True
+
+    def _read_object(self, text: str, names: Collection[str]) -> None:
+        begins, end = self._object or (self.at, _ObjectEnd(self.at))
+        ended = end.find(text)
+        if ended is None:
+            self._object, self.at = (begins, end), len(text)
+            return
+        call = read_call(text[begins:ended], names, ("arguments",))
+        self._object = None
+        if call is None:
+            self.over = True
+            return
+        self.new.append(call)
+        self.at = self.told = ended
 
 
 class LlamaCallText:
@@ -166,10 +262,11 @@ class LlamaCallText:
 
 
 class _ObjectEnd:
-    """Where the JSON object that a growing text begins with ends; each character is read once."""
+    """Where the JSON object that begins at a place of a growing text ends; each character is read
+    once."""
 
-    def __init__(self) -> None:
-        self._at = self._depth = 0
+    def __init__(self, at: int = 0) -> None:
+        self._at, self._depth = at, 0
         self._quoted = self._escaped = False
 
     def find(self, text: str) -> int | None:
@@ -232,10 +329,10 @@ def _no_json(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _kept(text: str) -> int:
+def _kept(text: str, mark: str) -> int:
     """How much of the end may belong to a call: the beginning of its mark, and space before it."""
-    for length in range(min(len(OPEN) - 1, len(text)), -1, -1):
-        if OPEN.startswith(text[len(text) - length :]):
+    for length in range(min(len(mark) - 1, len(text)), -1, -1):
+        if mark.startswith(text[len(text) - length :]):
             rest = text[: len(text) - length]
             return length + len(rest) - len(rest.rstrip())
     return 0

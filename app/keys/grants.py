@@ -1,9 +1,10 @@
 """What a managing key may hand on: never more than it has itself.
 
-A key that ends, is bound to networks or has a looser latency budget makes only keys that are bound
-at least as tightly. One that has limits makes none, for each key's calls are counted by themselves:
-many such keys, or a successor, would have them many times over. A bound key makes no people at all:
-a user of the console is bound by none of these. An admin's session is bound by its tenant alone.
+A key that ends (by its expiry, or in the overlap of its rotation), is bound to networks or has a
+looser latency budget makes only keys that are bound at least as tightly. One that has limits makes
+none, for each key's calls are counted by themselves: many such keys, or a successor, would have
+them many times over. A bound key makes no people at all: a user of the console is bound by none of
+these. An admin's session is bound by its tenant alone.
 """
 
 from collections.abc import Mapping
@@ -90,6 +91,8 @@ def current(key: ApiKey | None, name: str) -> Any:
     """One of a key's bounds; None where it has none."""
     if key is None:
         return None
+    if name == "expires_at":
+        return min(filter(None, (key.expires_at, key.revoke_at)), default=None)
     return key.scopes.get("networks") if name == "networks" else getattr(key, name)
 
 

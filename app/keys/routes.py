@@ -1,17 +1,14 @@
 """/admin/v1/keys."""
 
-from datetime import timedelta
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 
-from app.audit.service import actor_id
 from app.auth import OperatorCaller
-from app.db import after_commit
 from app.deps import IdempotencyKey, PlatformDep, ReadSession, Session
 from app.errors import InvalidRequest
-from app.idempotency.service import create_once
-from app.keys import changes, leaks, service
+from app.keys import leaks, service
+from app.keys.actions import KeyActions
 from app.keys.schemas import (
     CheckedKey,
     CheckIn,
@@ -23,10 +20,15 @@ from app.keys.schemas import (
     RotateIn,
 )
 from app.paging import PageDep, list_body
-from app.platform import Platform
-from app.tenants import service as tenants
 
 router = APIRouter(prefix="/admin/v1/keys", tags=["operator: keys"])
+
+
+async def _actions(session: Session, platform: PlatformDep, caller: OperatorCaller) -> KeyActions:
+    return KeyActions(session, platform, caller, None)
+
+
+Actions = Annotated[KeyActions, Depends(_actions)]
 
 
 @router.get("")
@@ -42,52 +44,14 @@ async def list_keys(
 
 
 @router.post("", status_code=201)
-async def create_key(
-    body: KeyIn,
-    session: Session,
-    platform: PlatformDep,
-    caller: OperatorCaller,
-    key: IdempotencyKey = None,
-) -> NewKeyOut:
+async def create_key(body: KeyIn, actions: Actions, key: IdempotencyKey = None) -> NewKeyOut:
     """The key's text is in this answer alone."""
     if body.operator == (body.tenant_id is not None):
         raise InvalidRequest(
             "Send `tenant_id`, or `operator: true` for an operator's key; not both.",
             param="tenant_id",
         )
-
-    async def create() -> NewKeyOut:
-        tenant = None
-        if body.tenant_id is not None:
-            tenant = await tenants.find_tenant(session, body.tenant_id)
-        made = await service.create_key(
-            session,
-            secrets=platform.secrets,
-            now=platform.clock.now(),
-            actor=caller,
-            tenant=tenant,
-            name=body.name,
-            adapters=body.adapters,
-            access=body.access,
-            networks=body.networks,
-            expires_at=body.expires_at,
-            limits=body.limits(),
-            budget=body.budget(),
-            settings=platform.settings,
-        )
-        return _shown_once(made, platform)
-
-    return await create_once(
-        session,
-        create,
-        NewKeyOut,
-        key=key,
-        caller_id=actor_id(caller),
-        route="keys",
-        body=body,
-        secrets=platform.secrets,
-        now=platform.clock.now(),
-    )
+    return await actions.create(body, key)
 
 
 @router.post("/check")
@@ -110,78 +74,19 @@ async def get_key(
 
 
 @router.patch("/{key_id}")
-async def update_key(
-    key_id: str,
-    body: KeyChange,
-    session: Session,
-    platform: PlatformDep,
-    caller: OperatorCaller,
-) -> KeyOut:
+async def update_key(key_id: str, body: KeyChange, actions: Actions) -> KeyOut:
     """Only what is sent changes; the secret stays the same."""
-    now = platform.clock.now()
-    key = await changes.update_key(
-        session,
-        key_id,
-        changes=body.model_dump(exclude_unset=True),
-        now=now,
-        actor=caller,
-        tenant_id=None,
-        settings=platform.settings,
-    )
-    after_commit(session, platform.forget_keys)
-    return KeyOut.of(key, now)
+    return await actions.update(key_id, body)
 
 
 @router.post("/{key_id}/rotate", status_code=201)
 async def rotate_key(
-    key_id: str,
-    session: Session,
-    platform: PlatformDep,
-    caller: OperatorCaller,
-    body: RotateIn | None = None,
-    key: IdempotencyKey = None,
+    key_id: str, actions: Actions, body: RotateIn | None = None, key: IdempotencyKey = None
 ) -> NewKeyOut:
     """A successor; the old key works until the overlap ends."""
-    seconds = body.overlap_s if body is not None else None
-    if seconds is None:
-        seconds = platform.settings.key_rotation_overlap_s
-
-    async def rotate() -> NewKeyOut:
-        made = await service.rotate_key(
-            session,
-            key_id,
-            secrets=platform.secrets,
-            now=platform.clock.now(),
-            actor=caller,
-            tenant_id=None,
-            overlap=timedelta(seconds=seconds),
-        )
-        after_commit(session, platform.forget_keys)
-        return _shown_once(made, platform)
-
-    return await create_once(
-        session,
-        rotate,
-        NewKeyOut,
-        key=key,
-        caller_id=actor_id(caller),
-        route=f"keys/{key_id}/rotate",
-        body=body,
-        secrets=platform.secrets,
-        now=platform.clock.now(),
-    )
+    return await actions.rotate(key_id, body, key)
 
 
 @router.post("/{key_id}/revoke")
-async def revoke_key(
-    key_id: str, session: Session, platform: PlatformDep, caller: OperatorCaller
-) -> KeyOut:
-    now = platform.clock.now()
-    key = await service.revoke_key(session, key_id, now=now, actor=caller, tenant_id=None)
-    after_commit(session, platform.forget_keys)
-    return KeyOut.of(key, now)
-
-
-def _shown_once(made: service.NewKey, platform: Platform) -> NewKeyOut:
-    shown = KeyOut.of(made.row, platform.clock.now())
-    return NewKeyOut(id=made.row.id, key=made.secret.text, api_key=shown)
+async def revoke_key(key_id: str, actions: Actions) -> KeyOut:
+    return await actions.revoke(key_id)

@@ -20,6 +20,12 @@ def add(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     )
 
 
+def labels(connection: Connection, prefix: str) -> set[str]:
+    """The labels of names that begin so."""
+    query = select(Tally.label).where(Tally.name.startswith(prefix, autoescape=True)).distinct()
+    return set(connection.scalars(query))
+
+
 async def beginning(session: AsyncSession, prefix: str) -> Sequence[Tally]:
     """Those whose names begin so, in order."""
     query = select(Tally).where(Tally.name.startswith(prefix, autoescape=True))

@@ -22,6 +22,11 @@ def count(connection: Connection, amounts: Amounts) -> None:
         repository.add(connection, rows)
 
 
+def labels(connection: Connection, prefix: str) -> set[str]:
+    """What is counted apart under names that begin so."""
+    return repository.labels(connection, prefix)
+
+
 async def read(session: AsyncSession, prefix: str) -> dict[tuple[str, str], int]:
     """Everything counted under names that begin so."""
     found = await repository.beginning(session, prefix)

@@ -26,6 +26,7 @@ from app.caller import Caller
 from app.errors import AppError, InvalidRequest, NotFound
 from app.ids import new_id
 from app.keys import repository as keys
+from app.limit_requests import repository as limit_requests
 from app.platform import Platform
 from app.tenants import repository
 from app.tenants.models import Tenant, TenantDeletion
@@ -93,6 +94,7 @@ async def begin(
     revoked = await keys.revoke_all(session, tenant.id, now)
     removed, ended = await users.delete_of_tenant(session, tenant.id)
     await webhooks.erase_tenant(session, tenant.id)
+    await limit_requests.erase_tenant(session, tenant.id)
     tenant.status = "suspended"
     tenant.deleted_at = tenant.updated_at = now
     counts = {
@@ -194,6 +196,7 @@ async def _close_if_done(resources: Resources, tenant_id: str) -> None:
         # what a transaction that had read the tenant before the deletion has added since
         await keys.revoke_all(session, tenant_id, now)
         await webhooks.erase_tenant(session, tenant_id)
+        await limit_requests.erase_tenant(session, tenant_id)
         await users.delete_of_tenant(session, tenant_id)
         tenant.name = tenant.id  # frees the name; no name has an underscore
         tenant.erased_at = tenant.updated_at = now

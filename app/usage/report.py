@@ -3,6 +3,7 @@
 import base64
 import binascii
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -11,7 +12,7 @@ from app.errors import InvalidRequest
 from app.usage import sums_repository
 from app.usage.schemas import UsageBucket, UsageReport
 from app.usage.spans import EPOCH, Bucket, up_to_hour
-from app.usage.sums_repository import GROUP_COLUMNS, GroupBy, SumsQuery, UsageSum
+from app.usage.sums_repository import GROUP_COLUMNS, GroupBy, Share, SumsQuery, UsageSum
 
 LONGEST: dict[Bucket, timedelta] = {
     "minute": timedelta(hours=6),
@@ -79,6 +80,54 @@ async def report(
         data=[_bucket(total, bucket, groups) for total in shown],
         has_more=has_more,
         next=_cursor(shown[-1]) if has_more else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class UsageShare:
+    """What one bucket or one group has of a tenant's usage. `group` "" is none; `start` is the
+    bucket's, or that of the whole span."""
+
+    start: datetime
+    group: str
+    requests: int
+    failed: int
+    prompt_tokens: int
+    completion_tokens: int
+    engine_ms: float
+
+
+async def breakdown(
+    session: AsyncSession,
+    tenant_id: str,
+    *,
+    now: datetime,
+    start: datetime,
+    bucket: Bucket,
+    group_by: GroupBy,
+    most: int,
+) -> tuple[list[UsageShare], list[UsageShare]]:
+    """A tenant's usage up to now by bucket, and its `most` groups with the most tokens."""
+    start, end = span(now, start, None, bucket)
+    query = SumsQuery(
+        tenant_id=tenant_id, start=start, end=up_to_hour(end), bucket=bucket, group_by=(group_by,)
+    )
+    by_bucket, groups = await sums_repository.breakdown(session, query, most)
+    return (
+        [_share(one, EPOCH + one.bucket * timedelta(hours=1)) for one in by_bucket],
+        [_share(one, start) for one in groups],
+    )
+
+
+def _share(one: Share, start: datetime) -> UsageShare:
+    return UsageShare(
+        start=start,
+        group=one.group,
+        requests=one.requests,
+        failed=one.failed,
+        prompt_tokens=one.prompt_tokens,
+        completion_tokens=one.completion_tokens,
+        engine_ms=(one.prefill_us + one.decode_us) / 1000,
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import func, literal_column, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.usage.entries import hour_of
@@ -109,13 +109,19 @@ async def expired(
 
 
 async def count_open(session: AsyncSession, tenant_id: str) -> int:
-    """The tenant's calls that have not ended."""
-    count = await session.scalar(
-        select(func.count())
-        .select_from(UsageRecord)
-        .where(UsageRecord.tenant_id == tenant_id, UsageRecord.status == "open")
+    """The tenant's calls that have not ended.
+
+    All open rows are looked at, for they are few and have an index of their own; a tenant's rows
+    may be millions.
+    """
+    running = (
+        select(UsageRecord.tenant_id)
+        .where(UsageRecord.status == literal_column("'open'"))
+        .cte("running")
+        .prefix_with("MATERIALIZED")
     )
-    return count or 0
+    found = select(func.count()).select_from(running).where(running.c.tenant_id == tenant_id)
+    return await session.scalar(found) or 0
 
 
 async def get(session: AsyncSession, request_id: str) -> UsageRecord | None:

@@ -239,7 +239,7 @@ class Ledger:
         ledger_repository.settle_months(connection, closed)
         ledger_repository.add_closed(connection, closed)
         if not self._scraped:
-            swept.count(connection, (entry for _, entry in closed))
+            swept.count(connection, [(row.tenant_id, entry) for row, entry in closed])
         return closed
 
     async def _write_forever(self) -> None:

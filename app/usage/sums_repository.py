@@ -1,11 +1,13 @@
 """What closed rows add up to: kept by hour and day as rows close, read back in one statement."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
 from sqlalchemy import (
     ColumnElement,
+    CompoundSelect,
     Integer,
     Select,
     case,
@@ -42,6 +44,28 @@ FIGURES = (
     "decode_us",
     "adapter_byte_s",
 )
+
+
+SHARED = ("requests", "failed", "prompt_tokens", "completion_tokens", "prefill_us", "decode_us")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The figures of SHARED for one bucket (hours since the epoch), or for one group of the whole
+    span, which has no bucket (-1)."""
+
+    bucket: int
+    group: str
+    requests: int
+    failed: int
+    prompt_tokens: int
+    completion_tokens: int
+    prefill_us: int
+    decode_us: int
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +111,11 @@ class UsageSum:
 
 async def sums(session: AsyncSession, query: SumsQuery) -> list[UsageSum]:
     """Closed rows that began in the span, added up by bucket and groups: one statement."""
-    parts = [_part(query, piece) for piece in pieces(query.start, query.end, query.bucket)]
-    if not parts:
+    source = _lines(query)
+    if source is None:
         return []
-    source = union_all(*parts).subquery()
-    columns = [source.c[GROUP_COLUMNS[name]] for name in query.group_by]
-    lines = select(
-        _bucket(query, source.c.at).label("bucket"),
-        *columns,
-        *(source.c[name] for name in FIGURES),
-    ).subquery()
-    keys = [lines.c.bucket, *(lines.c[column.name] for column in columns)]
+    lines = source.subquery()
+    keys = [lines.c.bucket, *(lines.c[GROUP_COLUMNS[name]] for name in query.group_by)]
     statement = (
         select(*keys, *(func.sum(lines.c[name]) for name in FIGURES))
         .group_by(*keys)
@@ -114,6 +132,65 @@ async def sums(session: AsyncSession, query: SumsQuery) -> list[UsageSum]:
     ]
 
 
+async def breakdown(
+    session: AsyncSession, query: SumsQuery, most: int
+) -> tuple[list[Share], list[Share]]:
+    """The same rows by bucket, and the `most` groups with the most tokens, those first.
+
+    One statement. `query.group_by` has one name.
+    """
+    (name,) = query.group_by
+    over_time = _lines(replace(query, group_by=()), SHARED)
+    grouped = _lines(replace(query, bucket="all"), SHARED)
+    if over_time is None or grouped is None:
+        return [], []
+    times, groups = over_time.subquery(), grouped.subquery()
+    column = groups.c[GROUP_COLUMNS[name]]
+    tokens = func.sum(groups.c.prompt_tokens + groups.c.completion_tokens)
+    by_bucket = select(
+        times.c.bucket,
+        literal("").label("name"),
+        *(func.sum(times.c[figure]).label(figure) for figure in SHARED),
+    ).group_by(times.c.bucket)
+    largest = (
+        select(
+            literal(-1).label("bucket"),
+            column.label("name"),
+            *(func.sum(groups.c[figure]).label(figure) for figure in SHARED),
+        )
+        .group_by(column)
+        .order_by(tokens.desc(), column)
+        .limit(most)
+        .subquery()
+    )
+    found = [
+        Share(int(row[0]), row[1], *(int(value) for value in row[2:]))
+        for row in await session.execute(union_all(by_bucket, select(largest)))
+    ]
+    return (
+        sorted((one for one in found if one.bucket >= 0), key=lambda one: one.bucket),
+        sorted((one for one in found if one.bucket < 0), key=lambda one: (-one.tokens, one.group)),
+    )
+
+
+def _lines(query: SumsQuery, figures: Sequence[str] = FIGURES) -> CompoundSelect[Any] | None:
+    """Lines of the span with their bucket, groups and figures, to be added up; None for no span."""
+    parts = [_part(query, piece) for piece in pieces(query.start, query.end, query.bucket)]
+    return union_all(*(_piece(query, part, figures) for part in parts)) if parts else None
+
+
+def _piece(query: SumsQuery, part: Select[Any], figures: Sequence[str]) -> Select[Any]:
+    """With buckets that say little beside the groups, added up by itself: few lines are left."""
+    source = part.subquery()
+    bucket = _bucket(query, source.c.at).label("bucket")
+    groups = [source.c[GROUP_COLUMNS[name]] for name in query.group_by]
+    if query.bucket in ("month", "all") and groups:
+        summed = (func.sum(source.c[figure]).label(figure) for figure in figures)
+        keys = groups if query.bucket == "all" else ["bucket", *groups]
+        return select(bucket, *groups, *summed).group_by(*keys)
+    return select(bucket, *groups, *(source.c[figure] for figure in figures))
+
+
 def _bucket(query: SumsQuery, at: ColumnElement[int]) -> ColumnElement[int]:
     """The bucket that a line's hour (or minute) belongs to."""
     if query.bucket == "all":
@@ -122,13 +199,16 @@ def _bucket(query: SumsQuery, at: ColumnElement[int]) -> ColumnElement[int]:
         return at - at % HOURS_A_DAY
     if query.bucket == "month":
         starts = [hour_number(first) for first in month_starts(query.start, query.end)]
-        ends = [*starts[1:], hour_number(query.end) + 1]
-        return case(*((at < end, start) for start, end in zip(starts, ends, strict=True)))
+        # the newest first: most rows are of the last months
+        return case(*((at >= start, start) for start in reversed(starts)), else_=starts[0])
     return at
 
 
 def _part(query: SumsQuery, piece: Piece) -> Select[Any]:
-    """The lines of one piece: at, tenant, key, adapter, model and the figures."""
+    """The lines of one piece: at, tenant, key, adapter, model and the figures.
+
+    Without groups they are added up by hour or day, in the order in which their table has them.
+    """
     if piece.source == "ledger":
         return _from_ledger(query, piece)
     table: Any
@@ -138,15 +218,16 @@ def _part(query: SumsQuery, piece: Piece) -> Select[Any]:
     else:
         table, bucket, (first, end) = UsageHourly, UsageHourly.hour, piece.hours
         at = bucket
-    return select(
-        at.label("at"),
-        *(getattr(table, name) for name in KEYS),
-        *(getattr(table, name) for name in FIGURES),
-    ).where(
+    figures = [getattr(table, name) for name in FIGURES]
+    where = (
         bucket >= first,
         bucket < end,
         *_filters(query, table.tenant_id, table.key_id, table.adapter_id, table.model),
     )
+    if not query.group_by:
+        return select(at.label("at"), *map(_summed, figures)).where(*where).group_by(bucket)
+    keys = (getattr(table, name) for name in KEYS)
+    return select(at.label("at"), *keys, *figures).where(*where)
 
 
 def _from_ledger(query: SumsQuery, piece: Piece) -> Select[Any]:
@@ -155,11 +236,7 @@ def _from_ledger(query: SumsQuery, piece: Piece) -> Select[Any]:
     if query.bucket == "minute":
         at = cast(func.floor(extract("epoch", UsageRecord.started_at) / 60), Integer)
     rows = UsageRecord
-    return select(
-        at.label("at"),
-        *ledger_keys(),
-        *ledger_figures(),
-    ).where(
+    where = (
         rows.started_hour >= first,
         rows.started_hour < end,
         rows.started_at >= piece.start,
@@ -167,6 +244,14 @@ def _from_ledger(query: SumsQuery, piece: Piece) -> Select[Any]:
         rows.status != "open",
         *_filters(query, rows.tenant_id, rows.key_id, rows.adapter_id, rows.model),
     )
+    if not query.group_by and query.bucket != "minute":
+        summed = map(_summed, ledger_figures())
+        return select(at.label("at"), *summed).where(*where).group_by(at)
+    return select(at.label("at"), *ledger_keys(), *ledger_figures()).where(*where)
+
+
+def _summed(figure: Any) -> Any:
+    return func.sum(figure).label(figure.key)
 
 
 def _filters(query: SumsQuery, tenant: Any, key: Any, adapter: Any, model: Any) -> list[Any]:

@@ -2,15 +2,13 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 
-from app.audit.service import actor_id
 from app.auth import OperatorCaller
 from app.deps import IdempotencyKey, PlatformDep, ReadSession, Session
-from app.idempotency.service import create_once
 from app.paging import PageDep, list_body
-from app.tenants import service as tenants
 from app.users import service, sessions
+from app.users.actions import UserActions
 from app.users.schemas import (
     LinkOut,
     RemovedUser,
@@ -23,6 +21,13 @@ from app.users.schemas import (
 )
 
 router = APIRouter(prefix="/admin/v1/users", tags=["operator: users"])
+
+
+async def _actions(session: Session, platform: PlatformDep, caller: OperatorCaller) -> UserActions:
+    return UserActions(session, platform, caller, None)
+
+
+Actions = Annotated[UserActions, Depends(_actions)]
 
 
 @router.get("")
@@ -39,41 +44,8 @@ async def list_users(
 
 
 @router.post("", status_code=201)
-async def invite_user(
-    body: UserIn,
-    session: Session,
-    platform: PlatformDep,
-    caller: OperatorCaller,
-    key: IdempotencyKey = None,
-) -> LinkOut:
-    async def create() -> LinkOut:
-        tenant = None
-        if body.tenant_id is not None:
-            tenant = await tenants.find_tenant(session, body.tenant_id)
-        invitation = await service.invite(
-            session,
-            email=body.email,
-            role=body.role,
-            tenant=tenant,
-            secrets=platform.secrets,
-            passwords=platform.passwords,
-            settings=platform.settings,
-            now=platform.clock.now(),
-            actor=caller,
-        )
-        return LinkOut.of(invitation, platform.settings)
-
-    return await create_once(
-        session,
-        create,
-        LinkOut,
-        key=key,
-        caller_id=actor_id(caller),
-        route="users",
-        body=body,
-        secrets=platform.secrets,
-        now=platform.clock.now(),
-    )
+async def invite_user(body: UserIn, actions: Actions, key: IdempotencyKey = None) -> LinkOut:
+    return await actions.invite(body, key)
 
 
 @router.get("/{user_id}")
@@ -82,81 +54,31 @@ async def get_user(user_id: str, session: ReadSession, _: OperatorCaller) -> Use
 
 
 @router.patch("/{user_id}")
-async def update_user(
-    user_id: str,
-    body: UserChange,
-    session: Session,
-    platform: PlatformDep,
-    caller: OperatorCaller,
-) -> UserOut:
-    user = await service.set_role(
-        session,
-        user_id,
-        role=body.role,
-        tenant_id=None,
-        now=platform.clock.now(),
-        actor=caller,
-    )
-    return UserOut.of(user)
+async def update_user(user_id: str, body: UserChange, actions: Actions) -> UserOut:
+    return await actions.set_role(user_id, body)
 
 
 @router.post("/{user_id}/reset", status_code=201)
-async def reset_user(
-    user_id: str, session: Session, platform: PlatformDep, caller: OperatorCaller
-) -> LinkOut:
+async def reset_user(user_id: str, actions: Actions) -> LinkOut:
     """A link to choose a new password (for an invited user, a new invitation)."""
-    invitation = await service.start_reset(
-        session,
-        user_id,
-        tenant_id=None,
-        secrets=platform.secrets,
-        settings=platform.settings,
-        now=platform.clock.now(),
-        actor=caller,
-    )
-    return LinkOut.of(invitation, platform.settings)
+    return await actions.reset(user_id)
 
 
 @router.post("/{user_id}/suspend")
-async def suspend_user(
-    user_id: str, session: Session, platform: PlatformDep, caller: OperatorCaller
-) -> UserOut:
+async def suspend_user(user_id: str, actions: Actions) -> UserOut:
     """Their sessions end at once."""
-    user = await service.set_status(
-        session,
-        user_id,
-        active=False,
-        tenant_id=None,
-        now=platform.clock.now(),
-        actor=caller,
-    )
-    return UserOut.of(user)
+    return await actions.set_active(user_id, active=False)
 
 
 @router.post("/{user_id}/resume")
-async def resume_user(
-    user_id: str, session: Session, platform: PlatformDep, caller: OperatorCaller
-) -> UserOut:
-    user = await service.set_status(
-        session,
-        user_id,
-        active=True,
-        tenant_id=None,
-        now=platform.clock.now(),
-        actor=caller,
-    )
-    return UserOut.of(user)
+async def resume_user(user_id: str, actions: Actions) -> UserOut:
+    return await actions.set_active(user_id, active=True)
 
 
 @router.delete("/{user_id}")
-async def remove_user(
-    user_id: str, session: Session, platform: PlatformDep, caller: OperatorCaller
-) -> RemovedUser:
+async def remove_user(user_id: str, actions: Actions) -> RemovedUser:
     """Their sessions and links go with them; the audit log keeps what they did."""
-    await service.remove_user(
-        session, user_id, tenant_id=None, now=platform.clock.now(), actor=caller
-    )
-    return RemovedUser(id=user_id)
+    return await actions.remove(user_id)
 
 
 @router.get("/{user_id}/sessions")
@@ -167,11 +89,6 @@ async def list_sessions(user_id: str, session: ReadSession, _: OperatorCaller) -
 
 
 @router.post("/{user_id}/sign-out")
-async def sign_user_out(
-    user_id: str, session: Session, platform: PlatformDep, caller: OperatorCaller
-) -> SignedOut:
+async def sign_user_out(user_id: str, actions: Actions) -> SignedOut:
     """Ends all of a user's sessions; they may sign in again."""
-    ended = await sessions.end_sessions(
-        session, user_id, tenant_id=None, now=platform.clock.now(), actor=caller
-    )
-    return SignedOut(id=user_id, sessions=ended)
+    return await actions.sign_out(user_id)

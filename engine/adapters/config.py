@@ -124,6 +124,27 @@ def check_config(data: bytes, max_rank: int) -> ConfigReport:
     return _Checker(raw, max_rank).run()
 
 
+def rank_beyond(data: bytes, max_rank: int) -> Finding | None:
+    """The first rank that a config states and that is no whole number from 1 to `max_rank`.
+
+    For an answer before the files are kept: it looks at nothing else, and is None where the config
+    is no readable LoRA config, which `check_config` tells.
+    """
+    try:
+        raw = parse_object(data)
+    except JsonRefused:
+        return None
+    if raw.get("peft_type") != "LORA":
+        return None
+    checker = _Checker(raw, max_rank)
+    pattern = raw.get("rank_pattern")
+    entries = list(pattern.items())[:MAX_PATTERNS] if isinstance(pattern, dict) else []
+    for key, value in [("r", raw.get("r")), *((f"rank_pattern.{clip(k)}", v) for k, v in entries)]:
+        if value is not None:
+            checker._rank_value(value, key)
+    return next(iter(checker.findings.done()), None)
+
+
 def _report(findings: Sequence[Finding], config: AdapterConfig | None) -> ConfigReport:
     severities = {f.severity for f in findings}
     if "fail" in severities:

@@ -1,8 +1,10 @@
 """Journeys through the console in headless Chromium, on the real platform with the real model."""
 
 import shutil
+from collections import Counter
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -31,8 +33,8 @@ def admin(visitor: Visitor) -> str:
     with visitor.page() as page:
         page.goto(link)
         page.get_by_label("Password").fill(PASSWORD)
-        page.get_by_role("button", name="Save the password").click()
-        page.wait_for_url("**/console/sign-in?saved=1")
+        page.get_by_role("button", name="Save it and sign in").click()
+        page.wait_for_url("**/console/adapters")
     return "ann@example.com"
 
 
@@ -237,6 +239,38 @@ class TestAlias:
             expect(share).to_contain_text("70 %")
             expect(page.get_by_role("row", name="rolled back").first).to_be_visible()
 
+    @pytest.mark.wide
+    def test_the_comparison_counts_what_callers_were_answered(
+        self, visitor: Visitor, admin: str, uploaded: str
+    ) -> None:
+        """Two versions on the real engine: every answer names its version, and so does the page."""
+        live, alias = visitor.live, f"{uploaded}@trial"
+        key = str(live.json("keys", "create", "--tenant", "browser")["key"])
+        live.run("adapters", "push", str(EXAMPLES / "haiku"), "--name", uploaded, key=key)
+        with httpx.Client(
+            base_url=live.url, headers={"authorization": f"Bearer {key}"}, timeout=60
+        ) as client:
+            path = f"/v1/adapters/{uploaded}/aliases/trial"
+            targets = [{"version": 1, "weight": 50}, {"version": 2, "weight": 50}]
+            assert client.put(path, json={"targets": targets}).status_code == 200
+            told = Counter[str]()
+            while min(told["@v1"], told["@v2"]) < 2:
+                body = {"model": alias, "prompt": "Ahoy", "max_tokens": 3}
+                answer = client.post("/v1/completions", json=body)
+                assert answer.status_code == 200, answer.text
+                told[answer.headers["x-loramux-adapter"].partition(";")[0][-3:]] += 1
+        with visitor.page() as page:
+            visitor.sign_in(page, admin)
+            page.goto(f"/console/adapters/{uploaded}/aliases/trial")
+            requests = page.get_by_role("row", name="Requests", exact=False).last
+            for column, version in enumerate(("@v1", "@v2")):
+                cell = requests.get_by_role("cell").nth(column)
+                expect(cell).to_have_text(str(told[version]), timeout=20_000)  # renewed by itself
+                errors = page.get_by_role("row", name="Error rate").get_by_role("cell")
+                expect(errors.nth(column)).to_have_text("0.00%")
+                first = page.get_by_role("row", name="Time to first token").get_by_role("cell")
+                expect(first.nth(column)).to_contain_text("median")
+
 
 class TestPlayground:
     def test_two_answers_stream_beside_each_other_with_their_tokens(
@@ -380,4 +414,4 @@ class TestWebhooksAndLimits:
             page.locator("select[name=limit]").select_option("Adapters")
             page.get_by_label("Should be").fill("3000")
             page.get_by_role("button", name="Ask").click()
-            expect(page.get_by_role("row", name="Adapters")).to_contain_text("3000")
+            expect(page.get_by_role("row", name="Adapters")).to_contain_text("3,000")

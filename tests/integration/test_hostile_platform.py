@@ -27,7 +27,10 @@ from tests.validation_bench import CONTENT_TYPE, upload_body
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(400)]
 
 KINDS = HOSTILE[:: int(os.environ.get("LORAMUX_TEST_HOSTILE_STEP", "9"))]
-AT_THE_DOOR = {"missing_part", "empty_part", "unknown_part", "pickle_file", "config_too_large"}
+AT_THE_DOOR = {
+    "missing_part", "empty_part", "unknown_part", "pickle_file", "config_too_large",
+    "rank_out_of_range",
+}  # fmt: skip
 """Codes of files that are refused while they arrive."""
 VERDICT_WITHIN_S = 300.0
 """For all of them together: one worker checks one at a time."""

@@ -1,6 +1,7 @@
 """Uploads in parts: in any order, again, over restarts; quotas, expiry, foreign tenants."""
 
 import asyncio
+import json
 from datetime import timedelta
 
 import httpx
@@ -114,6 +115,17 @@ class TestTheWayToAVersion:
         answers = await asyncio.gather(*(upload.complete() for _ in range(3)))
         assert sorted(answer.status_code for answer in answers) == [200, 200, 202]
         assert len({answer.json()["id"] for answer in answers}) == 1
+
+    @pytest.mark.parametrize("rank", [0, -1, 257, 1.5, "8"])
+    async def test_a_config_beyond_the_rank_limit_is_refused_as_its_part_comes(
+        self, upload: PartedUpload, rank: object
+    ) -> None:
+        wrong = json.dumps({**json.loads(upload.parts[0]), "r": rank}).encode()
+        begun = await upload.begin(config_bytes=len(wrong))
+        assert begun.status_code == 201
+        refused = await upload.put(0, wrong)
+        assert error_of(refused) == (400, "rank_out_of_range", "adapter_config.json")
+        assert 0 in (await upload.get()).json()["missing"]
 
     async def test_nothing_of_the_parts_stays_behind(
         self, upload: PartedUpload, bench: Bench

@@ -16,6 +16,7 @@ from app.audit.models import AuditEvent
 from app.clock import FrozenClock
 from app.keys.service import NewKey
 from app.platform import Platform
+from app.tenants.service import update_tenant
 from engine.errors import AdapterRefused, EngineUnavailable
 from tests.adapter_files import AdapterFiles, good_adapter, tiny_description
 from tests.factories import bearer, make_key, make_tenant
@@ -416,7 +417,26 @@ class TestLimits:
     async def test_the_tenants_rank_bounds_the_config(
         self, client: httpx.AsyncClient, bench: Bench, platform: Platform
     ) -> None:
-        key = await make_key(platform, await make_tenant(platform, max_rank=2))
+        """Refused as it comes; a limit that was lowered since is told by the verdict."""
+        tenant = await make_tenant(platform, max_rank=2)
+        key = await make_key(platform, tenant)
+        refused = await post_upload(client, key, files(0), "a")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "rank_out_of_range")
+        assert await count(platform, AdapterVersion) == 0
+        await _set_rank(platform, tenant.id, 256)
         await upload(client, key)
+        await _set_rank(platform, tenant.id, 2)
         assert await bench.work() == ["rejected"]
         assert (await version(client, key))["code"] == "rank_out_of_range"
+
+
+async def _set_rank(platform: Platform, tenant_id: str, max_rank: int) -> None:
+    async with platform.db.transaction() as session:
+        await update_tenant(
+            session,
+            tenant_id,
+            changes={"max_rank": max_rank},
+            now=platform.clock.now(),
+            actor="tests",
+        )
+    platform.forget_keys()

@@ -18,7 +18,9 @@ from tests.serving import install_engines, make_ready_adapter
 
 OWN_BUSINESS = OPEN_CONSOLE | {"/console/password"}
 """Everybody's own password and session."""
-OPERATORS = tuple(f"/console/{page}" for page in ("tenants", "engines", "jobs", "system"))
+OPERATORS = tuple(
+    f"/console/{page}" for page in ("tenants", "requests", "engines", "jobs", "system")
+)
 """Pages that for a tenant's people do not exist."""
 
 

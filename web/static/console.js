@@ -1,4 +1,4 @@
-// What every page does beyond plain forms: copy, confirm, local times. upload.js and playground.js add theirs.
+// What every page does beyond plain forms: copy, local times. upload.js and playground.js add theirs.
 // Every page works without this file.
 "use strict";
 
@@ -15,9 +15,6 @@ function dress(root) {
       button.textContent = "Copied";
     };
   });
-  each(root, "[data-confirm]", (form) => {
-    form.onsubmit = () => window.confirm(form.dataset.confirm);
-  });
   each(root, "time[datetime]", (time) => {
     const moment = new Date(time.dateTime);
     time.textContent = moment.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
@@ -30,8 +27,13 @@ document.addEventListener("DOMContentLoaded", () => {
   if (here) here.scrollIntoView({ block: "nearest", inline: "center" });
 });
 document.addEventListener("htmx:load", (event) => dress(event.detail.elt));
-// A part of a page that is asked for after the session has ended is the sign-in page: go there.
+// A part of a page that renews itself waits while a question in it is open, or the answer would go
+// with it. One that is asked for after the session has ended is the sign-in page: go there.
 document.addEventListener("htmx:beforeSwap", (event) => {
+  if (event.detail.target.querySelector("details.ask[open]")) {
+    event.detail.shouldSwap = false;
+    return;
+  }
   if (new URL(event.detail.xhr.responseURL).pathname !== "/console/sign-in") return;
   event.detail.shouldSwap = false;
   window.location.reload();

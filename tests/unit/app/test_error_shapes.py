@@ -102,7 +102,7 @@ BAD: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"content": b"[]"}, 400, "malformed_body", None),
     ({"content": b'"x"'}, 400, "malformed_body", None),
     ({"content": b"\xff\xfe{}"}, 400, "invalid_json", None),
-    ({"content": b"[" * 100_000}, 400, "malformed_body", None),
+    ({"content": b"[" * 100_000}, 400, "invalid_json", None),
     ({"json": {}}, 400, "missing_field", "messages"),
     ({"json": {"messages": []}}, 400, "invalid_value", "messages"),
     ({"json": {"messages": [{"role": "user"}]}}, 400, "missing_field", "messages[0].content"),

@@ -1,6 +1,7 @@
 """Forms of a tenant's pages as they work without JavaScript: kept input, refusals, effects."""
 
 import json
+import re
 import shlex
 from typing import Any
 
@@ -10,15 +11,18 @@ from fastapi import FastAPI
 
 from app.adapters.models import AdapterVersion
 from app.audit import service as audit
+from app.caller import KeyLimits
 from app.clock import FrozenClock
 from app.console.examples import examples
-from app.console.limits import MOST_REQUESTS_A_DAY, REQUESTED
 from app.console.version_views import norms_chart
+from app.keys import service as keys
+from app.limit_requests.service import MOST_A_DAY, REQUESTABLE, REQUESTED
 from app.main import create_app
 from app.platform import Platform
 from app.tenants.models import Tenant
+from app.tenants.service import update_tenant
 from app.webhooks.sender import Sender
-from tests.factories import make_key, make_tenant, make_user, sign_in
+from tests.factories import bearer, make_key, make_tenant, make_user, sign_in
 from tests.fake_engine import FakeEngine
 from tests.serving import add_version, install_engines, make_ready_adapter
 
@@ -148,17 +152,62 @@ class TestPlayground:
         platform: Platform,
         clock: FrozenClock,
         version: AdapterVersion,
+        tenant: Tenant,
     ) -> None:
         await client.post("/console/playground", data={"model": "support", "prompt": "Hi"})
         assert await platform.adapter_uses.flush() == 1
         page = await client.get("/console/adapters?sort=-last_used")
         assert page.text.count(clock.now().isoformat()) == 2  # uploaded and used
+        headers = bearer(await make_key(platform, tenant))
+        first = (await client.get("/v1/adapters/support", headers=headers)).json()
+        at = int(clock.now().timestamp())
+        assert first["last_used_at"] == at
+        assert {v["version"]: v["last_used_at"] for v in first["versions"]} == {1: at, 2: None}
+        listed = (await client.get("/v1/adapters", headers=headers)).json()["data"]
+        assert listed == [first]
         clock.advance(seconds=5)
         await client.post("/console/playground", data={"model": "support", "prompt": "Hi"})
         assert await platform.adapter_uses.flush() == 0  # at most once a minute
 
 
 class TestKeys:
+    async def test_limits_are_set_shown_changed_and_taken_away(
+        self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant
+    ) -> None:
+        form = {"name": "ci", "requests_per_minute": "7", "monthly_tokens": "90000"}
+        made = await client.post("/console/keys", data=form)
+        assert made.status_code == 200
+        assert "Requests per minute: 7" in made.text
+        assert "Tokens per month: 90,000" in made.text
+        address = re.findall(r'href="(/console/keys/key_\w+)"', made.text)[0]
+        page = (await client.get(address)).text
+        assert 'name="requests_per_minute" value="7"' in page
+        changed = await client.post(address, data={"name": "ci", "max_concurrent": "2"})
+        assert changed.status_code == 303
+        async with platform.db.reading() as session:
+            row = await keys.find_key(session, address.rpartition("/")[2], tenant_id=tenant.id)
+        assert keys.key_limits(row) == KeyLimits(max_concurrent=2)
+
+    @pytest.mark.parametrize(
+        ("wrong", "said"),
+        [("0", "whole number above 0"), ("2.5", "whole number"), ("11", "may only tighten")],
+    )
+    async def test_a_limit_that_cannot_be_is_refused_at_its_field(
+        self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant, wrong: str, said: str
+    ) -> None:
+        async with platform.db.transaction() as session:
+            await update_tenant(
+                session,
+                tenant.id,
+                changes={"requests_per_minute": 10},
+                now=platform.clock.now(),
+                actor="tests",
+            )
+        answer = await client.post("/console/keys", data={"requests_per_minute": wrong})
+        assert answer.status_code == 400
+        assert said in answer.text
+        assert re.search(rf'value="{wrong}"[^>]*at most 10[^>]*aria-invalid', answer.text)
+
     async def test_a_key_is_tightened_and_its_expiry_stays(
         self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant
     ) -> None:
@@ -184,26 +233,49 @@ class TestKeys:
         assert key.secret.text not in made.text
 
 
+ASKED = {"limit": "max_adapters", "wanted": "3,000", "reason": "a new product"}
+
+
 class TestLimits:
-    async def test_a_request_reaches_the_operators_audit_log_and_not_too_often(
+    async def test_a_request_waits_for_operators_and_not_too_many_do(
         self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant
     ) -> None:
-        form = {"limit": "Adapters", "wanted": "3,000", "reason": "a new product"}
         answers = [
-            (await client.post("/console/limits/request", data=form)).status_code
-            for _ in range(MOST_REQUESTS_A_DAY + 1)
+            (await client.post("/console/limits/request", data=ASKED | {"limit": name})).status_code
+            for name in REQUESTABLE[: MOST_A_DAY + 1]
         ]
-        assert answers == [303] * MOST_REQUESTS_A_DAY + [429]
+        assert answers == [303] * MOST_A_DAY + [429]
+        page = (await client.get("/console/limits")).text
+        assert page.count("a new product") == page.count(">waiting<") == MOST_A_DAY
         async with platform.db.reading() as session:
-            events = await audit.list_events(session, tenant_id=None, action=REQUESTED)
-        assert events[0].detail == form
-        assert "a new product" in (await client.get("/console/limits")).text
+            events = await audit.list_events(session, tenant_id=tenant.id, action=REQUESTED)
+        assert {event.detail["wanted"] for event in events} == {3000}
 
-    @pytest.mark.parametrize("changed", [{"limit": "Everything"}, {"wanted": " "}])
+    async def test_a_limit_that_waits_for_an_answer_is_not_asked_for_again(
+        self, client: httpx.AsyncClient, tenant: Tenant
+    ) -> None:
+        assert (await client.post("/console/limits/request", data=ASKED)).status_code == 303
+        again = await client.post("/console/limits/request", data=ASKED | {"wanted": "9"})
+        assert again.status_code == 409
+        assert 'value="9"' in again.text
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"limit": "weight"},
+            {"limit": "Everything"},
+            {"wanted": " "},
+            {"wanted": "many"},
+            {"wanted": "-1"},
+            {"wanted": "1.5"},
+            {"wanted": "1e300"},
+            {"limit": "max_rank", "wanted": "256"},  # as it is
+        ],
+    )
     async def test_a_request_that_asks_for_nothing_is_refused(
         self, client: httpx.AsyncClient, tenant: Tenant, changed: dict[str, str]
     ) -> None:
-        form = {"limit": "Adapters", "wanted": "9", "reason": "typed"} | changed
+        form = ASKED | {"wanted": "9", "reason": "typed"} | changed
         answer = await client.post("/console/limits/request", data=form)
         assert answer.status_code == 400
         assert "typed" in answer.text

@@ -11,18 +11,19 @@ from app.engines.registry import Roll
 from app.ids import new_id
 from app.inference.engines import StepSample
 from app.keys.models import ApiKey
+from app.limit_requests import service as limit_requests
 from app.main import create_app
 from app.tenants import service
 from app.tenants.models import Tenant
 from app.users.models import User
 from app.webhooks.models import WebhookDelivery, WebhookEndpoint, WebhookEvent
 from engine.types import AdapterRef, Residency, StepCounts
-from tests.factories import make_key, make_tenant, make_user, sign_in
+from tests.factories import make_caller, make_key, make_tenant, make_user, sign_in
 from tests.fake_engine import FakeEngine
 from tests.serving import add_version, install_engines, make_ready_adapter
 
 EVIL = '<img src=x onerror="alert(1)">'
-PAGES = ("tenants", "engines", "engines/live", "jobs", "system")
+PAGES = ("tenants", "requests", "engines", "engines/live", "jobs", "system")
 
 
 @pytest.fixture
@@ -114,6 +115,68 @@ async def fail_a_webhook(platform, tenant, url="https://hooks.example.com/secret
             )
 
 
+async def ask_for_limits(platform, tenant, reason="a new product", **changes):
+    """A request of its admin's; its id."""
+    caller = make_caller(platform, tenant, role="tenant_admin", label="ann@example.com")
+    asked = {"limit_name": "max_adapters", "wanted": 30.0, "reason": reason, **changes}
+    async with platform.db.transaction() as session:
+        row = await limit_requests.ask(
+            session, caller, settings=platform.settings, now=platform.clock.now(), **asked
+        )
+    return row.id
+
+
+class TestRequests:
+    async def test_accepting_sets_the_limit_and_says_so_to_the_tenant(
+        self, operator, client, platform, acme
+    ):
+        request_id = await ask_for_limits(platform, acme)
+        page = (await operator.get("/console/requests")).text
+        assert "a new product" in page
+        address = f"/console/requests/{request_id}/accept"
+        assert (await operator.post(address)).status_code == 303
+        async with platform.db.reading() as session:
+            assert (await service.find_tenant(session, acme.id)).max_adapters == 30
+        assert (await audited(platform, "limits.accept"))[0].tenant_id == acme.id
+        assert (await audited(platform, "tenant.update"))[0].detail["max_adapters"]["to"] == 30
+        again = await operator.post(address)
+        assert again.status_code == 409
+        assert "was accepted by" in again.text
+        client.cookies.clear()
+        client.cookies.update(await sign_in(platform, await make_user(platform, acme)))
+        shown = (await client.get("/console/limits")).text
+        assert ">accepted<" in shown
+
+    async def test_declining_needs_a_reason_which_the_tenant_reads(
+        self, operator, client, platform, acme
+    ):
+        request_id = await ask_for_limits(platform, acme)
+        address = f"/console/requests/{request_id}/decline"
+        assert (await operator.post(address, data={"answer": " "})).status_code == 400
+        said = await operator.post(address, data={"answer": "the disk is <full>"})
+        assert said.status_code == 303
+        async with platform.db.reading() as session:
+            assert (await service.find_tenant(session, acme.id)).max_adapters is None
+        assert (await audited(platform, "limits.decline"))[0].detail["answer"] == (
+            "the disk is <full>"
+        )
+        client.cookies.clear()
+        client.cookies.update(await sign_in(platform, await make_user(platform, acme)))
+        shown = (await client.get("/console/limits")).text
+        assert "the disk is &lt;full&gt;" in shown
+        assert ">declined<" in shown
+
+    async def test_an_unknown_request_is_a_404(self, operator):
+        for verb in ("accept", "decline"):
+            answer = await operator.post(f"/console/requests/lrq_x/{verb}", data={"answer": "no"})
+            assert answer.status_code == 404
+
+    async def test_they_go_with_their_tenant(self, operator, platform, acme):
+        await ask_for_limits(platform, acme)
+        await operator.post(f"/console/tenants/{acme.id}/delete", data={"confirm": "acme"})
+        assert "a new product" not in (await operator.get("/console/requests")).text
+
+
 class TestWhoReachesThem:
     @pytest.mark.parametrize("role", ["tenant_admin", "tenant_viewer"])
     async def test_for_a_tenants_people_they_do_not_exist(self, client, platform, acme, role):
@@ -168,6 +231,7 @@ async def test_a_page_takes_at_most_eight_statements(operator, platform, acme, e
 async def test_names_are_text_on_every_page(operator, platform, acme, engines):
     await make_user(platform, acme, email="evil@example.com")
     await make_key(platform, acme, name=EVIL)
+    await ask_for_limits(platform, acme, reason=EVIL)
     await fail_a_validation(platform, acme, code="x", message=EVIL)
     await fail_a_webhook(platform, acme, url=f"https://{EVIL.replace('/', '')}")
     engines["ipc://one"].adapters = [Residency(AdapterRef(acme.salt, "d1"), "device", 10, 0)]

@@ -19,7 +19,7 @@ from tests.serving import install_engines
 
 MOST_STATEMENTS = 8
 MOST_BYTES = 100_000
-ROUTER = "FROM engines"
+ROUTER = ("FROM engines", "UPDATE engines", "INTO engines")
 """The router asks on its own, whatever page is looked at."""
 
 
@@ -52,7 +52,11 @@ async def test_every_page_keeps_to_eight_statements_and_100_kb(
         asked.clear()
         page = await client.get(address)
         assert page.status_code == 200, (address, page.text)
-        statements = [one for one in asked if not one.startswith("BEGIN") and ROUTER not in one]
+        statements = [
+            one
+            for one in asked
+            if not one.startswith("BEGIN") and not any(part in one for part in ROUTER)
+        ]
         assert len(statements) <= MOST_STATEMENTS, (address, statements)
         assert len(page.content) + assets(page.text) < MOST_BYTES, address
     for column in ("name", "state", "rank", "size", "uploaded", "last_used"):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from datetime import timedelta
 from itertools import product
 
@@ -9,13 +10,15 @@ import httpx
 import pytest
 
 from app.audit import service
+from app.console.usage import MOST_LINES
 from app.platform import Platform
 from app.tenants.models import Tenant
 from app.usage import ledger_repository
 from app.usage.entries import FinalEntry, hour_of
 from app.usage.ledger_repository import Closed
 from app.usage.report import MAX_LINES
-from tests.factories import make_tenant, make_user, sign_in
+from app.users.service import invite
+from tests.factories import PASSWORD, make_tenant, make_user, sign_in
 
 
 async def happened(platform: Platform, tenant_id: str, action: str, target: str) -> None:
@@ -113,3 +116,56 @@ async def test_the_usage_page_counts_every_day_of_every_adapter(
     assert page.count(f">{29 * 5}<") == 40  # prompt tokens of each adapter
     assert f">{40 * 29 * 5:,}<" in page
     assert f">{40 * 29 * 2:,}<" in page
+
+
+async def test_the_usage_page_shows_the_most_tokens_and_the_rest_in_one_line(
+    platform: Platform, client: httpx.AsyncClient
+) -> None:
+    tenant, now = await make_tenant(platform), platform.clock.now()
+    closed = []
+    for number in range(MOST_LINES + 10):
+        row = Closed(tenant.id, None, None, f"bot-{number:02}@v1", 0, now, hour_of(now))
+        entry = FinalEntry("req", "ipc://a", "completed", 1000 + number, 0, 2, 0, ["stop"], now)
+        closed.append((row, entry))
+    await platform.db.write_in_thread(
+        lambda connection: ledger_repository.add_closed(connection, closed)
+    )
+    await enter(platform, client, tenant, role="tenant_viewer")
+    page = (await client.get("/console/usage?by=model")).text
+    shown = re.findall(r"bot-(\d\d)@v1", page)
+    assert shown == [f"{number:02}" for number in range(MOST_LINES + 9, 9, -1)]
+    assert f">{sum(1000 + n for n in range(10)):,}<" in page  # all others
+    assert f">{sum(1000 + n for n in range(MOST_LINES + 10)):,}<" in page
+
+
+@pytest.mark.parametrize("guessed_at", [False, True])
+async def test_whoever_chose_a_password_by_a_link_is_signed_in_with_it(
+    platform: Platform, client: httpx.AsyncClient, guessed_at: bool
+) -> None:
+    """While others guess at the account, the password is kept, and signing in waits."""
+    tenant = await make_tenant(platform)
+    async with platform.db.transaction() as session:
+        invitation = await invite(
+            session,
+            email="ann@example.com",
+            role="tenant_admin",
+            tenant=tenant,
+            secrets=platform.secrets,
+            passwords=platform.passwords,
+            settings=platform.settings,
+            now=platform.clock.now(),
+            actor="tests",
+        )
+    path = f"/console/invitation/{invitation.token}"
+    guess = {"email": "ann@example.com", "password": "a guess"}
+    for _ in range(30 * guessed_at):
+        if (await client.post("/console/sign-in", data=guess)).status_code == 429:
+            break
+    answer = await client.post(path, data={"password": PASSWORD})
+    assert answer.status_code == 303
+    if guessed_at:
+        assert answer.headers["location"] == "/console/sign-in?saved=1"
+        return
+    assert answer.headers["location"] == "/console"
+    assert (await client.get("/console/adapters")).status_code == 200
+    assert (await client.post(path, data={"password": PASSWORD})).status_code == 404

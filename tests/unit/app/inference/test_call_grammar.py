@@ -1,6 +1,7 @@
 """The grammars of answers with calls, followed byte by byte by the engine's own library."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from llguidance import LLMatcher
 from app.inference.call_grammar import MOST_CALLS, call_grammar
 from app.inference.schemas import chat_call
 from app.settings import Settings
+from engine.grammar import open_tokenizer
 from engine.tool_format import ToolFormat
-from tests.grammars import byte_grammars
+from tests.grammars import byte_grammars, byte_vocabulary
 
 CITY = {
     "type": "object",
@@ -28,6 +30,16 @@ LLAMA = '{"name": "weather", "parameters": {"city": "Rome"}}'
 @pytest.fixture(scope="module")
 def vocabulary() -> Any:
     return byte_grammars()._vocabulary()
+
+
+MARK = 257
+
+
+def marked_vocabulary() -> Any:
+    """Bytes, the end, and a control token that opens calls."""
+    plain = byte_vocabulary()
+    tokens = [*plain.tokens, b"[TOOL_CALLS]"]
+    return open_tokenizer(replace(plain, tokens=tokens, control=[*plain.control, MARK]))
 
 
 def tool(name: str, **function: Any) -> dict[str, Any]:
@@ -97,6 +109,74 @@ class TestHermes:
             vocabulary, settings, "hermes", texts, response_format=FORM, tool_choice="required"
         )
         assert forced == [False, True, True, False, False, False]
+
+
+MISTRAL = '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Rome"}}]'
+CALL = MISTRAL.removeprefix("[TOOL_CALLS][").removesuffix("]")
+
+
+class TestMistral:
+    def test_strict_arguments_validate_and_the_rest_is_free(
+        self, vocabulary: Any, settings: Settings
+    ) -> None:
+        other = '{"name": "time", "arguments": {"zone": 1}, "id": "a1B2c3D4e"}'
+        free = ["", "It is [sunny].", f"See: {MISTRAL}", f"[TOOL_CALLS] [{CALL}, {other}]"]
+        held = [MISTRAL.replace("city", "town"), "[TOOL_CALLS]oops", f"{MISTRAL} and"]
+        held += [MISTRAL.replace("weather", "other"), "[TOOL_CALLS][]"]
+        assert taken(vocabulary, settings, "mistral", free + held) == [True] * 4 + [False] * 5
+
+    def test_one_call_where_parallel_ones_are_not_wanted(
+        self, vocabulary: Any, settings: Settings
+    ) -> None:
+        texts = ["text", MISTRAL, f"[TOOL_CALLS][{CALL}, {CALL}]"]
+        found = taken(vocabulary, settings, "mistral", texts, parallel_tool_calls=False)
+        assert found == [True, True, False]
+
+    def test_a_required_call_may_be_several_and_each_validates(
+        self, vocabulary: Any, settings: Settings
+    ) -> None:
+        most = ", ".join([CALL] * MOST_CALLS)
+        texts = [MISTRAL, f"[TOOL_CALLS][{most}]", "", "text", f"[TOOL_CALLS][{most}, {CALL}]"]
+        found = taken(vocabulary, settings, "mistral", texts, tool_choice="required")
+        assert found == [True, True, False, False, False]
+
+    def test_content_beside_tools_follows_the_response_format(
+        self, vocabulary: Any, settings: Settings
+    ) -> None:
+        answer = json.dumps({"city": "Rome"})
+        texts = [answer, MISTRAL, "text", f"{answer}{MISTRAL}"]
+        found = taken(vocabulary, settings, "mistral", texts, response_format=FORM)
+        assert found == [True, True, False, False]
+
+    @pytest.mark.parametrize("choice", ["auto", "required"])
+    def test_a_mark_that_is_a_control_token_is_that_token(
+        self, vocabulary: Any, settings: Settings, choice: str
+    ) -> None:
+        use = chat_call(
+            {
+                "model": "m",
+                "messages": [{"role": "user", "content": "hi"}],
+                "tools": [tool("weather", strict=True)],
+                "tool_choice": choice,
+            },
+            settings,
+        ).tools
+        assert use is not None
+        grammar = call_grammar(use, "mistral", MARK)
+        assert grammar is not None
+        listed = MISTRAL.removeprefix("[TOOL_CALLS]")
+        free = choice == "auto"
+        for tokens, whole in (
+            ([MARK, *listed.encode()], True),
+            ([*b"See: ", MARK, *listed.encode()], free),
+            ([*b"text"], free),
+            ([MARK, *listed.replace("city", "town").encode()], False),
+            ([MARK], False),
+        ):
+            matcher = LLMatcher(marked_vocabulary(), grammar.text, log_level=0)
+            assert not matcher.is_error(), matcher.get_error()
+            taken_whole = matcher.try_consume_tokens(tokens) == len(tokens)
+            assert (taken_whole and matcher.is_accepting()) is whole
 
 
 class TestLlama:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from app.errors import InvalidRequest
 from app.inference.call_grammar import call_grammar
 from app.inference.schemas import chat_call, completion_call
-from app.inference.tool_calls import call_text
+from app.inference.tool_calls import Found, call_text
 from tests.fake_engine import BASE_NAME, ByteCodec
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -240,9 +240,62 @@ class TestReadingLlama:
             assert call_text("llama", {"weather"}).push(begun).text == out
 
 
+MISTRAL = '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rome"}}]'
+ONE = '{"name": "weather", "arguments": {"city": "Rome"}, "id": "a1B2c3D4e"}'
+
+
+class TestReadingMistral:
+    @pytest.mark.parametrize(
+        ("text", "content", "calls"),
+        [
+            ("It is [TOOL] sunny.", None, []),
+            (MISTRAL, "", [ROME]),
+            (f"Let me see. {MISTRAL}", "Let me see. ", [ROME]),
+            (f"[TOOL_CALLS][{ONE}, {ONE}]\n", "", [ROME, ROME]),
+            (f"[TOOL_CALLS]\n[\n{ONE},\n{ONE}\n] done", " done", [ROME, ROME]),
+            ('[TOOL_CALLS][{"name": "weather", "arguments": {"city": "]}"}}]', "",
+             [("weather", '{"city": "]}"}')]),
+            (MISTRAL[:-1], "", [ROME]),  # the end came for the bracket
+            (MISTRAL[:-3], None, []),
+            (f'[TOOL_CALLS][{ONE}, {{"name": "wea', ', {"name": "wea', [ROME]),
+            (f'[TOOL_CALLS][{ONE}, {{"name": "other"}}]', ', {"name": "other"}]', [ROME]),
+            ('[TOOL_CALLS] [{"name": "other", "arguments": {}}]', None, []),
+            ("[TOOL_CALLS] oops", None, []),
+            ("[TOOL_CALLS][]", None, []),
+            ("[TOOL_CALLS]weather[ARGS]{}", None, []),
+            ("[TOOL_CALLS][" + "[" * 5000, None, []),
+            (f"[TOOL_CALLS] no {MISTRAL}", "[TOOL_CALLS] no ", [ROME]),
+            ("[TOOL_CA", None, []),
+            (" ", None, []),
+        ],
+    )  # fmt: skip
+    @given(cuts=st.lists(st.integers(0, 200), max_size=8))
+    def test_is_the_same_however_the_text_is_cut(self, text, content, calls, cuts):
+        got, found = read(text, cuts, "mistral")
+        assert found == calls
+        assert got.strip() == (text if content is None else content).strip()
+
+    def test_a_call_goes_out_before_the_list_has_ended(self):
+        reader = call_text("mistral", {"weather"})
+        assert len(reader.push(f"[TOOL_CALLS][{ONE}").calls) == 1
+        assert reader.push(f", {ONE[:20]}") == Found()
+
+
 @pytest.fixture
 def _tools(monkeypatch):
     monkeypatch.setattr(ByteCodec, "tool_format", "hermes")
+
+
+def _make_mark(monkeypatch, token):
+    """That byte is the control token which opens calls."""
+    plain = ByteCodec.token_bytes
+    monkeypatch.setattr(ByteCodec, "call_mark", token)
+    monkeypatch.setattr(ByteCodec, "is_control", lambda self, id_: id_ >= 256 or id_ == token)
+    monkeypatch.setattr(
+        ByteCodec,
+        "token_bytes",
+        lambda self, id_: b"[TOOL_CALLS]" if id_ == token else plain(self, id_),
+    )
 
 
 BODY = {"model": BASE_NAME, "messages": HELLO, "tools": [tool()]}
@@ -282,6 +335,38 @@ class TestAnswers:
         assert [part["function"].get("name") for part in parts] == ["weather", None]
         assert parts[1]["function"]["arguments"] == '{"city": "Rome"}'
         assert not any(choice["delta"].get("content") for choice in choices)
+
+    @pytest.mark.parametrize("mark", [None, ord("#")])
+    async def test_calls_in_mistrals_words_are_parsed_and_streamed(
+        self, api, engine, monkeypatch, mark
+    ):
+        """The mark is text, or a control token, which no other text shows."""
+        monkeypatch.setattr(ByteCodec, "tool_format", "mistral")
+        engine.text = f"See: [TOOL_CALLS][{ONE}, {ONE}]"
+        if mark is not None:
+            _make_mark(monkeypatch, mark)
+            engine.text = f"See: #[{ONE}, {ONE}]"
+        whole = await api.post("/v1/chat/completions", json=BODY)
+        choice = whole.json()["choices"][0]
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "See:")
+        written = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
+        assert written == ['{"city": "Rome"}'] * 2
+        streamed = await api.post("/v1/chat/completions", json={**BODY, "stream": True})
+        lines = [part[6:] for part in streamed.text.split("\n\n") if part.startswith("data: {")]
+        choices = [json.loads(line)["choices"][0] for line in lines]
+        parts = [p for c in choices for p in c["delta"].get("tool_calls", ())]
+        assert [part["index"] for part in parts] == [0, 0, 1, 1]
+        assert "".join(c["delta"].get("content") or "" for c in choices) == "See:"
+
+    async def test_a_control_token_that_opens_calls_is_no_text_without_tools(
+        self, api, engine, monkeypatch
+    ):
+        monkeypatch.setattr(ByteCodec, "tool_format", "mistral")
+        _make_mark(monkeypatch, ord("#"))
+        engine.text = "a#b"
+        body = {key: value for key, value in BODY.items() if key != "tools"}
+        answer = (await api.post("/v1/chat/completions", json=body)).json()
+        assert answer["choices"][0]["message"]["content"] == "ab"
 
     async def test_llamas_bare_json_excludes_other_json(self, api, engine, monkeypatch):
         monkeypatch.setattr(ByteCodec, "tool_format", "llama")

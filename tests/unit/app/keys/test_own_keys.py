@@ -1,6 +1,6 @@
 """/v1/keys: a tenant manages its own keys, and no key hands out more than it has."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import httpx
@@ -130,6 +130,32 @@ class TestAKeyHandsOutNoMoreThanItHas:
                 change = {field: value}
                 answer = await client.patch(f"/v1/keys/{target}", json=change, headers=headers)
                 assert code(answer) == refused
+
+    async def test_a_key_in_the_overlap_of_its_rotation_makes_none_that_outlives_it(
+        self, client: httpx.AsyncClient, platform: Platform, clock: FrozenClock
+    ) -> None:
+        own = await managing(platform)
+        free = await make_key(platform, await _tenant_of(platform, own))
+        headers, refused = bearer(own), (403, "beyond_own_key", "expires_at")
+        path = f"/v1/keys/{own.row.id}"
+        rotated = await client.post(f"{path}/rotate", json={"overlap_s": 60}, headers=headers)
+        ends = rotated.json()["api_key"]["created_at"]
+        made = await client.post("/v1/keys", json={"access": "manage"}, headers=headers)
+        given = datetime.fromisoformat(made.json()["api_key"]["expires_at"])
+        assert given == datetime.fromisoformat(ends) + timedelta(seconds=60)
+        later = {"expires_at": (clock.now() + timedelta(seconds=61)).isoformat()}
+        assert code(await client.post("/v1/keys", json=later, headers=headers)) == refused
+        other = f"/v1/keys/{free.row.id}"
+        assert code(await client.post(f"{other}/rotate", headers=headers)) == refused
+        for change in ({"expires_at": None}, {"access": "manage"}):
+            assert code(await client.patch(other, json=change, headers=headers)) == refused
+        assert code(await client.patch(path, json={"expires_at": None}, headers=headers)) == refused
+        person = {"email": "new@example.com", "role": "tenant_viewer"}
+        answer = await client.post("/v1/users", json=person, headers=headers)
+        assert code(answer) == (403, "bound_key", None)
+        clock.advance(seconds=60)
+        heir = {"authorization": f"Bearer {made.json()['key']}"}
+        assert code(await client.get("/v1/models", headers=heir))[1] == "expired_api_key"
 
     async def test_limits_are_not_multiplied_by_more_keys_nor_lifted(
         self, client: httpx.AsyncClient, platform: Platform

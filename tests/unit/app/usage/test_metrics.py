@@ -10,6 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy import text as text_of
 
 from app.bounded_labels import OTHER
+from app.usage import swept
 from app.usage.metrics import UsageMetrics
 from app.usage.models import UsageRecord
 from app.usage.service import Ledger
@@ -133,12 +134,12 @@ async def test_what_workers_close_is_shown_beside_it_by_every_api(
     platform.ledger = worker
     assert await close_expired(platform) == 4
     text = (await client.get("/metrics")).text
-    swept = CollectorRegistry()
-    swept.collect = lambda: text_string_to_metric_families(text)
+    shown = CollectorRegistry()
+    shown.collect = lambda: text_string_to_metric_families(text)
     requests = Counter(by(registry, "loramux_requests_total", "status"))
-    requests.update(by(swept, "loramux_swept_requests_total", "status"))
+    requests.update(by(shown, "loramux_swept_requests_total", "status"))
     tokens = Counter(by(registry, "loramux_tokens_total", "kind"))
-    tokens.update(by(swept, "loramux_swept_tokens_total", "kind"))
+    tokens.update(by(shown, "loramux_swept_tokens_total", "kind"))
     columns = [UsageRecord.status, func.count(), func.sum(UsageRecord.prompt_tokens)]
     columns.append(func.sum(UsageRecord.completion_tokens))
     async with platform.db.reading() as session:
@@ -147,6 +148,25 @@ async def test_what_workers_close_is_shown_beside_it_by_every_api(
     assert requests == {"completed": 3, "cancelled": 1, "failed": 2}
     assert tokens["prompt"] == sum(row[2] for row in rows)
     assert tokens["completion"] == sum(row[3] for row in rows) == 10
+
+
+async def test_swept_rows_are_told_by_tenant_and_the_rest_together(platform):
+    """In two transactions: a place that is given stays, and each family adds up to the totals."""
+    closed = [(f"ten_{i % 5}", replace(ENTRY, completion_tokens=i)) for i in range(20)]
+    async with platform.db.transaction() as session:
+        await session.run_sync(lambda s: swept.count(s.connection(), closed[:2], places=3))
+    async with platform.db.transaction() as session:
+        await session.run_sync(lambda s: swept.count(s.connection(), closed[2:][::-1], places=3))
+    async with platform.db.reading() as session:
+        found = await swept.read(session)
+    shown = CollectorRegistry()
+    shown.collect = lambda: swept.families(found)
+    tenants = by(shown, "loramux_swept_tenant_requests_total", "tenant")
+    assert tenants == {"ten_0": 4, "ten_1": 4, "ten_4": 4, OTHER: 8}
+    for what, label in (("requests", "status"), ("tokens", "kind")):
+        total = by(shown, f"loramux_swept_{what}_total", label)
+        assert by(shown, f"loramux_swept_tenant_{what}_total", label) == total
+        assert sum(total.values()) > 0
 
 
 async def test_figures_from_sql_are_left_out_while_the_database_is_away(client, platform):

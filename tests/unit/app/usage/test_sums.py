@@ -8,7 +8,7 @@ from sqlalchemy import select, text
 
 from app.errors import InvalidRequest
 from app.usage.models import UsageDaily, UsageHourly, UsageRecord
-from app.usage.report import report
+from app.usage.report import breakdown, report
 from app.usage.roll_up import roll_up
 from app.usage.sums_repository import FIGURES
 from tests.unit.app.usage.conftest import opening
@@ -75,6 +75,19 @@ async def ledger_totals(platform, tenant_id="ten_1"):
     return (len(closed), *counts, *own)
 
 
+def shares(lines):
+    """What a breakdown tells of each line of a report."""
+    return [
+        (
+            *(one.requests, one.failed, one.prompt_tokens, one.completion_tokens),
+            round(
+                one.engine_ms if hasattr(one, "engine_ms") else one.prefill_ms + one.decode_ms, 6
+            ),
+        )
+        for one in lines
+    ]
+
+
 class TestReport:
     async def test_every_grouping_and_bucket_sums_to_the_ledger(self, busy):
         expected = await ledger_totals(busy)
@@ -89,6 +102,29 @@ class TestReport:
                 assert all(one < other for one, other in pairwise(keys))
                 if group_by and bucket != "hour":
                     assert len(keys) > len({entry.start for entry in grouped.data})
+
+    async def test_a_breakdown_is_both_reports_from_one_reading(self, busy):
+        """By bucket, and the groups with the most tokens, those first."""
+        now = busy.clock.now()
+        span = {"now": now, "start": now - timedelta(days=20)}
+        for bucket in ("hour", "day", "month"):
+            for group_by in ("key", "adapter", "model"):
+                async with busy.db.reading() as session:
+                    over_time, groups = await breakdown(
+                        session, "ten_1", bucket=bucket, group_by=group_by, most=9, **span
+                    )
+                    _, largest = await breakdown(
+                        session, "ten_1", bucket=bucket, group_by=group_by, most=1, **span
+                    )
+                start = span["start"]
+                whole = (await reported(busy, bucket=bucket, start=start)).data
+                assert [one.start for one in over_time] == [one.start for one in whole]
+                assert shares(over_time) == shares(whole)
+                every = (await reported(busy, bucket="all", group_by=group_by, start=start)).data
+                every.sort(key=lambda entry: (-entry.total_tokens, entry.group or ""))
+                assert [entry.group for entry in groups] == [entry.group or "" for entry in every]
+                assert shares(groups) == shares(every)
+                assert largest == groups[:1]
 
     async def test_grouped_by_key_the_sums_are_the_tenants_total(self, busy):
         grouped = await reported(busy, group_by="key")

@@ -1,0 +1,1 @@
+"""What tenants ask of their limits, and how whoever runs loramux answers."""

@@ -1,0 +1,1 @@
+"""The rows that `benchmarks.pages` looks at, and what it asks for."""
