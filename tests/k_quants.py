@@ -1,6 +1,5 @@
 """Rounds to GGUF's K formats: super-blocks of 256 weights. Decoded by the package gguf itself."""
 
-import gguf
 import numpy as np
 
 K_TYPES = ("Q4_K", "Q5_K", "Q6_K")
@@ -11,6 +10,8 @@ def quantize_k(weight: np.ndarray, kind: str) -> tuple[bytes, np.ndarray]:
     blocks = weight.reshape(-1, 256)
     raw = _q6_k(blocks) if kind == "Q6_K" else _q45_k(blocks, bits=int(kind[1]))
     rows = raw.reshape(weight.shape[0], -1)
+    import gguf  # a GPU machine, which needs none of these formats, may lack it
+
     values = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
     return rows.tobytes(), values.reshape(weight.shape).astype(np.float32)
 
