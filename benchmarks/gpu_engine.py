@@ -104,6 +104,9 @@ class RandomCheckpoint(Checkpoint):
             self._codes[shape] = small
         return RandomWeight(shape, self._codes[shape], self._block)
 
+    def release(self) -> None:
+        """Nothing is mapped."""
+
     def files(self) -> list[Path]:
         return []
 
