@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine import huge_pages
 from engine.adapter_copies import AdapterCopies
 from engine.clock import Clock, SystemClock
 from engine.config import EngineConfig
@@ -92,7 +93,7 @@ class CpuExecutor:
             adapter_dtype=adapter_dtype,
             backend="cpu",
         )
-        arena = torch.zeros(self._extents * extent_bytes, dtype=torch.uint8)
+        arena = huge_pages.zeros(self._extents * extent_bytes)
         self._cache = KvCache(arena, checkpoint.config, kv_dtype)
         self._lora = open_lora(
             arena,

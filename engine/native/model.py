@@ -7,11 +7,13 @@ bits depend on nothing but the row.
 """
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.huge_pages import Region
 from engine.kernels.lora import Lora
 from engine.kernels.lora_cpu import NumbaLora, PreparedCalls, thread_pool
 from engine.kernels.metadata import LoraBatch, SliceGroup, layer_groups
@@ -25,6 +27,7 @@ from engine.native.layout import PackedLinear, kept_pack
 from engine.types import ModuleSpec
 
 _TILE_ROWS = 32
+_LOGIT_ROWS = 64  # most that a call is usually asked for
 _PHASE_BYTES, _PHASES_A_LAYER = 128, 15
 
 
@@ -82,6 +85,7 @@ class NativeLlama:
         config = self.config = checkpoint.config
         self._library, self._run, self._lora = library, run, lora
         self._embedding = checkpoint.weight("model.embed_tokens.weight")
+        self._region = Region()
         self._kept: list[object] = [arena, cache]  # what addresses below point to
         self._layers = (_Layer * config.layers)(
             *(self._layer(checkpoint, index, forms) for index in range(config.layers))
@@ -132,13 +136,16 @@ class NativeLlama:
         return hidden
 
     def logits(self, hidden: Tensor, lora: LoraBatch | None) -> Tensor:
-        """hidden: [R, hidden], the rows whose logits are wanted -> [R, vocab] fp32."""
+        """hidden: [R, hidden], the rows whose logits are wanted -> [R, vocab] fp32.
+
+        The result is overwritten by the next call.
+        """
         rows, width = hidden.shape
         hidden = hidden.contiguous()
         padded = -(-rows // _TILE_ROWS) * _TILE_ROWS
         x = torch.empty(rows, width)
         high, low = torch.empty(2, padded, width, dtype=torch.bfloat16)
-        logits = torch.empty(rows, self.config.vocab_size)
+        logits = self._logits_for(rows)
         threads = torch.get_num_threads()
         call = _Logits(
             rows=rows, hidden=hidden.data_ptr(), norm=self._norm.data_ptr(),
@@ -185,6 +192,9 @@ class NativeLlama:
         )  # fmt: skip
 
     def _linear(self, packed: PackedLinear) -> ctypes.Structure:
+        data = self._region.take(packed.data.numel())
+        data.copy_(packed.data)
+        packed = replace(packed, data=data)
         self._kept.append(packed)
         bias = 0 if packed.bias is None else packed.bias.data_ptr()
         return _Linear(packed.kind, packed.data.data_ptr(), packed.inputs, packed.outputs, bias)
@@ -212,20 +222,31 @@ class NativeLlama:
         padded = -(-max_rows // _TILE_ROWS) * _TILE_ROWS
         widest_in = max(config.hidden_size, config.q_width)
         widest_out = max(config.q_width + 2 * config.kv_width, 2 * config.intermediate_size)
-        self._x = torch.zeros(max_rows * max(widest_in, config.intermediate_size))
-        self._x_bf16 = torch.zeros(padded * widest_in, dtype=torch.bfloat16)
-        self._gated = torch.zeros(padded * config.intermediate_size, dtype=torch.bfloat16)
-        self._y = torch.zeros(max_rows * widest_out)
-        self._q = torch.zeros(max_rows * config.q_width)
+        fp32, bf16 = torch.float32, torch.bfloat16
+        self._x = self._buffer(max_rows * max(widest_in, config.intermediate_size), fp32)
+        self._x_bf16 = self._buffer(padded * widest_in, bf16)
+        self._gated = self._buffer(padded * config.intermediate_size, bf16)
+        self._y = self._buffer(max_rows * widest_out, fp32)
+        self._q = self._buffer(max_rows * config.q_width, fp32)
         deepest = max(widest_in, config.intermediate_size)
         self._scratch_bytes = _TILE_ROWS * 32 * 4 + 2 * deepest * 16 * 2
-        self._scratch = torch.zeros(0, dtype=torch.uint8)
+        self._scratch = self._region.take(0)
+        self._logits = self._buffer(_LOGIT_ROWS * config.vocab_size, torch.float32)
         phases = _PHASES_A_LAYER * config.layers
         self._phases = torch.zeros(phases * _PHASE_BYTES, dtype=torch.uint8)
 
+    def _buffer(self, elements: int, dtype: torch.dtype) -> Tensor:
+        return self._region.take(elements * dtype.itemsize).view(dtype)
+
+    def _logits_for(self, rows: int) -> Tensor:
+        needed = rows * self.config.vocab_size
+        if self._logits.numel() < needed:
+            self._logits = self._buffer(needed, torch.float32)
+        return self._logits[:needed].view(rows, -1)
+
     def _scratch_for(self, threads: int) -> Tensor:
         if self._scratch.numel() < threads * self._scratch_bytes:
-            self._scratch = torch.zeros(threads * self._scratch_bytes, dtype=torch.uint8)
+            self._scratch = self._region.take(threads * self._scratch_bytes)
         return self._scratch
 
     def _fresh_phases(self, count: int) -> int:
