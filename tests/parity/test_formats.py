@@ -1,8 +1,8 @@
 """Every format of every architecture and rope scaling, against transformers' logits and PEFT's.
 
 transformers runs the weights that the format's codes stand for; the engine reads the checkpoint
-itself. In the normal run each format, architecture and scaling comes once; the cross product is
-wide.
+itself. In the normal run each format, architecture and scaling comes once; in the wide one every
+two of them come together.
 """
 
 from pathlib import Path
@@ -58,11 +58,11 @@ ONCE = dict.fromkeys(
         *(("GGUF Q8_0", "qwen2", rope) for rope in ROPES),
     ]
 )
-EVERY = [
+PAIRS = [
     pytest.param(kind, architecture, rope, marks=pytest.mark.wide)
-    for kind in FORMATS
-    for architecture in ARCHITECTURES
-    for rope in ROPES
+    for row, kind in enumerate(FORMATS)
+    for column, architecture in enumerate(ARCHITECTURES)
+    for rope in [list(ROPES)[(row + column) % len(ROPES)]]
     if (kind, architecture, rope) not in ONCE
 ]
 
@@ -79,7 +79,7 @@ def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
     torch.testing.assert_close(got, want, atol=1e-4, rtol=0.0)
 
 
-@pytest.mark.parametrize(("kind", "architecture", "rope"), [*ONCE, *EVERY])
+@pytest.mark.parametrize(("kind", "architecture", "rope"), [*ONCE, *PAIRS])
 def test_logits_are_transformers_own_on_the_weights_that_the_codes_stand_for(
     tmp_path: Path, kind: str, architecture: str, rope: str
 ) -> None:
@@ -115,7 +115,7 @@ def test_the_paths_that_serve_stay_near_the_codes(tmp_path: Path, kind: str) -> 
     """bf16 activations, scales and products: near, wherever a format has a 4-bit path or none."""
     served = FORMATS[kind](random_model(kind, "llama", "none"), tmp_path / "base")
     want = reference_logits(served.model, PROMPT)[-1]
-    for path in ("int4", "dense"):
+    for path in ("int4", "dense", "native"):
         driver = Driver(served.path, tmp_path, linear_path=path)
         (got,) = driver.feed(Piece(0, PROMPT))
         assert ((got - want).norm() / want.norm()).item() < 0.04
