@@ -16,13 +16,15 @@ _ALIGNMENT = 64
 
 
 def zeros(nbytes: int) -> Tensor:
-    """uint8 [nbytes], zero; memory is taken as it is touched."""
+    """uint8 [nbytes], zero, a storage of its own; memory is taken as it is touched."""
     room = mmap.mmap(-1, max(1, nbytes) + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError, AttributeError):  # a system without them
         room.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(room, dtype=torch.uint8)
     first = -whole.data_ptr() % _PAGE
-    return whole[first : first + nbytes]
+    if not nbytes:
+        return whole[:0]
+    return torch.frombuffer(room, dtype=torch.uint8, count=nbytes, offset=first)
 
 
 class Region:

@@ -30,7 +30,6 @@ class Engine:
     def __init__(self, base: Path, data_dir: Path, **options: object) -> None:
         values: dict[str, object] = {
             "arena_bytes": 2 << 20, "linear_path": "fp32", "kv_dtype": "fp32", "threads": 1,
-            "batch_invariant": True,
             "prefix_caching": False, "batch_invariant": True,
         }  # fmt: skip
         config = EngineConfig(base_model=base, data_dir=data_dir, **{**values, **options})

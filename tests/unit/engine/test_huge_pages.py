@@ -9,6 +9,7 @@ def test_memory_is_zero_and_begins_on_a_large_page() -> None:
     memory = zeros(3 * PAGE + 5)
     assert memory.numel() == 3 * PAGE + 5
     assert memory.data_ptr() % PAGE == 0
+    assert memory.storage_offset() == 0, "views by offset would lie elsewhere"
     assert not memory.any()
 
 
