@@ -134,6 +134,10 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, hint: Any, default: An
     annotation, doc = get_args(hint)
     kind = _plain(annotation)
     choices = get_args(kind) if get_origin(kind) is Literal else None
+    if choices and default is not MISSING and default not in choices:  # argparse checks no default
+        parser.error(
+            f"{ENV_PREFIX}{name.upper()} is {default!r}: one of {', '.join(choices)} is due"
+        )
     parser.add_argument(
         "--" + name.replace("_", "-"),
         type=str if choices else (_boolean if kind is bool else kind),

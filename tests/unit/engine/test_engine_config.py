@@ -42,6 +42,20 @@ def test_what_cannot_be_read_ends_with_a_usage_message(
     assert "usage:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("LINEAR_PATH", "nativ"), ("BACKEND", "gpu"), ("MAX_RUNNING", "many"), ("TRACING", "perhaps")],
+)
+def test_the_environment_is_checked_as_the_command_line_is(
+    name: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        EngineConfig.from_args(["--base-model", "x"], {f"LORAMUX_ENGINE_{name}": value})
+    message = capsys.readouterr().err
+    assert value in message
+    assert name in message.upper().replace("-", "_")
+
+
 def test_a_step_must_hold_a_decode_of_every_running_sequence() -> None:
     with pytest.raises(ValueError, match="max_batch_tokens"):
         engine_config(max_batch_tokens=16, max_running=17)
