@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.cuda.device import Device
 from engine.cuda.faces import Faces
 from engine.cuda.runner import CudaExecutor
-from tests.fake_device import FakeDevice, PlainFaces
+from tests.fake_device import FakeDevice, plain_faces
 from tests.parity.driver import Driver
 
 SMALL = {
@@ -33,7 +33,7 @@ class CudaDriver(Driver):
         self.device = device or FakeDevice()
         self._faces = faces
         if isinstance(self.device, FakeDevice) and faces is None:
-            self._faces = PlainFaces(self.device)
+            self._faces = plain_faces(self.device)
         self._captures = captures
         super().__init__(base_model, data_dir, **{**SMALL, **options})
 

@@ -2,7 +2,7 @@
 
 Steps run at once. Copies of adapters wait until something that comes after them, or the test, lets
 them run. Host memory that the device still reads must not change, and what the device writes to the
-host is seen only after an event: `FakeDevice` fails a test that breaks either. `PlainFaces` read
+host is seen only after an event: `FakeDevice` fails a test that breaks either. `plain_faces` read
 what kernels would read, the buffers on the device, and fail a step that holds more than was
 started. Every shape that a face has not met counts as compiled: it would ask for a kernel or for
 memory.
@@ -317,41 +317,34 @@ class PlainInt4(Int4Gemm):
         return self._plain.linear(x, weight)
 
 
-class PlainFaces(Faces):
-    head_sizes = None
-
-    def __init__(self, device: FakeDevice) -> None:
-        self._device = device
+def plain_faces(device: FakeDevice) -> Faces:
+    """The plain faces, which tell the device of each shape that they meet."""
 
     def lora(
-        self, arena: Tensor, modules: Sequence[ModuleSpec], *, slots: int, dtype: Any, **_: Any
+        arena: Tensor, modules: Sequence[ModuleSpec], *, slots: int, dtype: Any, **_: Any
     ) -> PlainLora:
-        return PlainLora(self._device, arena, modules, slots=slots, dtype=dtype)
+        return PlainLora(device, arena, modules, slots=slots, dtype=dtype)
 
     def attention(
-        self, cache: KvCache, *, dtype: torch.dtype, batch_invariant: bool, **bounds: int
+        cache: KvCache, *, dtype: torch.dtype, batch_invariant: bool, **bounds: int
     ) -> PlainAttention:
-        return PlainAttention(self._device, cache, **bounds)
+        return PlainAttention(device, cache, **bounds)
 
-    def int4(self, device: torch.device, **_: Any) -> PlainInt4:
-        return PlainInt4(self._device)
+    def met(name: str, operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(x: Tensor, *args: Any, **options: Any) -> Tensor:
+            device.met(name, x.shape)
+            return operation(x, *args, **options)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        self._device.met("norm", x.shape)
-        return pointwise.rms_norm(x, weight, eps)
+        return run
 
-    def add_rms_norm(self, hidden: Tensor, update: Tensor, weight: Tensor, eps: float) -> Tensor:
-        self._device.met("norm with residual", hidden.shape)
-        return pointwise.add_rms_norm(hidden, update, weight, eps)
-
-    def rotate_and_write(self, qkv: Tensor, *args: Any, **options: Any) -> Tensor:
-        self._device.met("rotate", qkv.shape)
-        return pointwise.rotate_and_write(qkv, *args, **options)
-
-    def silu_gate(self, gate_up: Tensor) -> Tensor:
-        self._device.met("gate", gate_up.shape)
-        return pointwise.silu_gate(gate_up)
-
-    def sample(self, logits: Tensor, asked: Tensor) -> Tensor:
-        self._device.met("sample", logits.shape)
-        return sample.sample(logits, asked)
+    return Faces(
+        head_sizes=None,
+        lora=lora,
+        attention=attention,
+        int4=lambda *_, **__: PlainInt4(device),
+        rms_norm=met("norm", pointwise.rms_norm),
+        add_rms_norm=met("norm with residual", pointwise.add_rms_norm),
+        rotate_and_write=met("rotate", pointwise.rotate_and_write),
+        silu_gate=met("gate", pointwise.silu_gate),
+        sample=met("sample", sample.sample),
+    )

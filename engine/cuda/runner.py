@@ -24,7 +24,7 @@ from engine.clock import Clock, SystemClock
 from engine.config import EngineConfig
 from engine.cuda.copies import DeviceCopies
 from engine.cuda.device import BackendUnavailable, Device, Event
-from engine.cuda.faces import Faces, TritonFaces
+from engine.cuda.faces import Faces
 from engine.cuda.linear import Precision
 from engine.cuda.memory import MemoryBudget
 from engine.cuda.model import DeviceLlama
@@ -85,7 +85,7 @@ class CudaExecutor:
         """
         self._clock = clock or SystemClock()
         self.device = device or _cuda_device()
-        faces = faces or TritonFaces()
+        faces = faces or Faces()
         checkpoint, identity = base or _open(config)
         heads = checkpoint.config.head_dim
         if faces.head_sizes is not None and heads not in faces.head_sizes:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.cuda import steps
-from engine.cuda.faces import TritonFaces
+from engine.cuda.faces import Faces
 from tests.cuda_driver import CudaDriver
 from tests.fake_device import FakeDevice
 from tests.model_factories import make_adapter, make_llama, read_blob, with_adapter, write_gguf
@@ -32,9 +32,7 @@ def test_prompts_and_replayed_decodes_are_right_within_bf16(
     targets = ["embed_tokens", "q_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "lm_head"]
     folder = make_adapter(served, tmp_path / "a", seed=1, r=6, target_modules=targets)
     device = FakeDevice(total_bytes=16 << 20)
-    driver = CudaDriver(
-        tmp_path / "base.gguf", tmp_path, device=device, faces=TritonFaces(), **TINY
-    )
+    driver = CudaDriver(tmp_path / "base.gguf", tmp_path, device=device, faces=Faces(), **TINY)
     driver.add_adapter(1, read_blob(folder, driver.executor.description))
     wanted = [reference_logits(m, TOKENS) for m in (served, with_adapter(served, folder))]
     at = 0

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import gpu_engine, roofline
 from engine.types import PlanRow, SamplingParams, SequenceStart, StepPlan
-from tests.fake_device import FakeDevice, PlainFaces
+from tests.fake_device import FakeDevice, plain_faces
 
 TINY = replace(
     gpu_engine.LLAMA_8B, vocab_size=96, hidden_size=128, intermediate_size=256, layers=1, heads=2,
@@ -24,7 +24,7 @@ def make(monkeypatch: pytest.MonkeyPatch):
     def make(path: str = "auto"):
         device = FakeDevice(total_bytes=32 << 20, copies_at_once=True)
         return gpu_engine.open_engine(
-            TINY, device=device, faces=PlainFaces(device), linear_path=path, max_rank=4,
+            TINY, device=device, faces=plain_faces(device), linear_path=path, max_rank=4,
             max_running=4, max_batch_tokens=32, max_slots=4,
         )  # fmt: skip
 

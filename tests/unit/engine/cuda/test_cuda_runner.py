@@ -17,7 +17,7 @@ from engine.types import (
     SequenceStart,
     StepPlan,
 )
-from tests.fake_device import MIB, FakeDevice, PlainFaces
+from tests.fake_device import MIB, FakeDevice, plain_faces
 from tests.model_factories import ALL_TARGETS, make_adapter, make_llama, read_blob, save_folder
 
 PROMPTS = {seq: [(seq * 17 + index * 5) % 96 for index in range(6 + 9 * seq)] for seq in range(3)}
@@ -49,7 +49,7 @@ def make(base: Any, tmp_path: Path) -> Callable[..., CudaExecutor]:
         grammars: MatcherSource | None = changes.pop("grammars", None)
         captures = changes.pop("captures", True)
         config = EngineConfig(base_model=base[0], data_dir=tmp_path, **{**options, **changes})
-        faces = PlainFaces(device)
+        faces = plain_faces(device)
         return CudaExecutor(
             config, grammars=grammars, device=device, faces=faces, captures=captures
         )

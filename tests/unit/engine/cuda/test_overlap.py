@@ -23,7 +23,7 @@ from engine.types import (
     StepPlan,
     StepResult,
 )
-from tests.fake_device import MIB, FakeDevice, PlainFaces
+from tests.fake_device import MIB, FakeDevice, plain_faces
 from tests.model_factories import ALL_TARGETS, make_adapter, make_llama, read_blob, save_folder
 
 REF = AdapterRef("salt", "a" * 64)
@@ -73,7 +73,7 @@ class Engine:
             self.executor: Executor = CpuExecutor(config)
         else:
             self.executor = CudaExecutor(
-                config, device=self.device, faces=PlainFaces(self.device), captures=False
+                config, device=self.device, faces=plain_faces(self.device), captures=False
             )
         blobs = {REF: read_blob(base[1], self.executor.description)}
         self.core = EngineCore(config, self.executor, BlobLoader(blobs), SystemClock())
