@@ -13,7 +13,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -241,8 +241,8 @@ def _answered(result: LiveResult) -> list[Outcome]:
     return [outcome for outcome in result.outcomes if outcome.answered]
 
 
-def _median(values: object) -> float:
-    return statistics.median(value for value in values if value is not None)  # type: ignore[attr-defined]
+def _median(values: Iterable[float | None]) -> float:
+    return statistics.median(value for value in values if value is not None)
 
 
 def _capacity(engine: LiveEngine, workload: Workload, count: int = 24) -> float:

@@ -93,11 +93,7 @@ class CpuExecutor:
             adapter_dtype=adapter_dtype,
             backend="cpu",
         )
-        arena_bytes = self._extents * extent_bytes
-        if library is not None:
-            arena = huge_pages.zeros(arena_bytes)
-        else:
-            arena = torch.zeros(arena_bytes, dtype=torch.uint8)
+        arena = huge_pages.zeros(self._extents * extent_bytes)
         self._cache = KvCache(arena, checkpoint.config, kv_dtype)
         self._lora = open_lora(
             arena,

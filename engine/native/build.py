@@ -20,7 +20,7 @@ _FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-exce
           "-fno-rtti", "-fno-math-errno", "-fPIC", "-shared", "-w"]  # fmt: skip
 _COMPILE_S = 300.0
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class Library:
@@ -48,7 +48,7 @@ def load() -> Library | None:
         return None
     compiler = _compiler()
     if compiler is None:
-        _log.warning("no C++ compiler here (apt install g++): the base model runs in torch alone")
+        log.warning("no C++ compiler here (apt install g++): the base model runs in torch alone")
         return None
     try:
         path = cache_folder() / f"forward-{_key(compiler)}.so"
@@ -57,7 +57,7 @@ def load() -> Library | None:
         loaded = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or error
-        _log.warning("the native forward pass cannot be built: %s", str(reason).strip()[-500:])
+        log.warning("the native forward pass cannot be built: %s", str(reason).strip()[-500:])
         return None
     loaded.loramux_begin.restype = ctypes.c_int64
     speed = int(loaded.loramux_begin())

@@ -21,7 +21,6 @@ from tests.model_factories import (
     read_blob,
     save_folder,
     with_adapter,
-    write_gguf,
 )
 from tests.parity.driver import Driver, Piece, reference_logits
 
@@ -81,16 +80,3 @@ def test_a_mixed_batch_of_adapters_gives_pefts_logits(
     got = driver.feed(*(Piece(slot + 1, PROMPT[60:], slot) for slot in (-1, 0, 1)))
     for have, want in zip(got, wanted, strict=True):
         assert_close(have, want)
-
-
-@pytest.mark.parametrize("base", ["qwen2", "qwen3"])
-def test_a_gguf_of_it_equals_the_weights_that_its_codes_stand_for(
-    tmp_path: Path, base: str
-) -> None:
-    kind, config, changes = BASES[base]
-    made = make_model(kind, config, seed=7, **changes)
-    served = write_gguf(made, tmp_path / "tiny.gguf", "Q4_1")
-    driver = Driver(tmp_path / "tiny.gguf", tmp_path, linear_path="fp32")
-    driver.feed(Piece(0, PROMPT[:33]))
-    (got,) = driver.feed(Piece(0, PROMPT[33:]))
-    assert_close(got, reference_logits(served, PROMPT)[-1])
