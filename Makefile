@@ -26,22 +26,23 @@ $(INSTALLED): pyproject.toml requirements.lock
 run: setup  ## console and API on http://127.0.0.1:8000 (PORT=… to change) with the real base model
 	@$(BIN)/loramux serve $(if $(PORT),--port $(PORT))
 
-# Three at a time (they often wait) where a test brings what it needs; alone where torch or the
-# whole platform wants the cores.
+# Three at a time where tests often wait; two where torch or the whole platform wants a core, the
+# longest first; the browser's by themselves, for its driver's event loop runs to the end of the process.
 WHOLE := $(addprefix tests/integration/test_,cli.py compose.py whole_platform.py \
 	hostile_platform.py s3_platform.py several_engines.py two_apis.py)
-TOGETHER := tests/unit tests/contract tests/security tests/integration
-# The browser comes last: its driver's event loop runs to the end of the process.
-ALONE := tests/kernels tests/parity $(WHOLE) tests/browser
-SIDE_BY_SIDE := -n 3 --dist loadfile $(WHOLE:%=--ignore %)
+TOGETHER := -n 3 --dist loadfile $(WHOLE:%=--ignore %) tests/unit tests/contract tests/security tests/integration
+IN_PAIRS := -n 2 --dist loadfile --no-loadscope-reorder tests/kernels $(WHOLE) tests/parity
+BROWSER := -n 2 --dist loadfile tests/browser
 
 test: setup  ## the whole test run, without the wide matrices
-	$(PYTEST) -m "not gpu and not wide" $(SIDE_BY_SIDE) $(TOGETHER)
-	$(PYTEST) -m "not gpu and not wide" $(ALONE)
+	$(PYTEST) -m "not gpu and not wide" $(TOGETHER)
+	$(PYTEST) -m "not gpu and not wide" $(IN_PAIRS)
+	$(PYTEST) -m "not gpu and not wide" $(BROWSER)
 
 test-wide: setup  ## the wide matrices: both databases and brokers, every hostile file, parity, the demo
-	$(PYTEST) -m "wide and not gpu" $(SIDE_BY_SIDE) $(TOGETHER)
-	$(PYTEST) -m "wide and not gpu" $(ALONE)
+	$(PYTEST) -m "wide and not gpu" $(TOGETHER)
+	$(PYTEST) -m "wide and not gpu" $(IN_PAIRS)
+	$(PYTEST) -m "wide and not gpu" $(BROWSER)
 
 # GPU machines often have it; with it goes a numpy that its interpreter understands.
 TRITON36 := $(VENV)/triton36

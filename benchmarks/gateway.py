@@ -10,7 +10,8 @@ where there are only two. The real api runs unmodified: key, limits (by minute, 
 month) and ledger are on, and a temporary data folder is its own. The stub gives each running
 request a token a step, as fast as it can, to both proxies alike.
 
-Printed: what a proxy adds to the stub's own answer over HTTP (one caller, short whole answers),
+Printed: what a proxy adds to the stub's own answer over HTTP (one caller, short whole answers; also
+of a bare gateway with loramux's server, tokenizer and engine client alone, which is its floor),
 requests/s (50 callers, the same answers), streamed tokens/s (50 streams at a time), processor time
 of each, and the memory before and after many requests. Rounds alternate between the proxies, and
 the medians are given. Tokenizing is part of the first two and also timed alone. Takes under four
@@ -149,7 +150,9 @@ def median(rounds: list[Figures]) -> Figures:
     )
 
 
-def report(direct: Sample, by_name: dict[str, Figures]) -> dict[str, dict[str, float]]:
+def report(
+    direct: Sample, bare: Sample, by_name: dict[str, Figures]
+) -> dict[str, dict[str, float]]:
     """The printed table, as data too."""
     base50, base99 = percentile(direct.took_ms, 0.5), percentile(direct.took_ms, 0.99)
     rows = {
@@ -171,6 +174,8 @@ def report(direct: Sample, by_name: dict[str, Figures]) -> dict[str, dict[str, f
         "stream_load_share": "the same, streams",
     }
     print(f"\nthe stub alone over HTTP: p50 {base50:.2f} ms, p99 {base99:.2f} ms")
+    bare50, bare99 = percentile(bare.took_ms, 0.5), percentile(bare.took_ms, 0.99)
+    print(f"a bare gateway adds: p50 {bare50 - base50:.2f} ms, p99 {bare99 - base99:.2f} ms")
     print(f"{'':46}" + "".join(f"{name:>12}" for name in rows))
     for column, title in columns.items():
         print(f"{title:46}" + "".join(f"{row[column]:12.2f}" for row in rows.values()))
@@ -196,6 +201,7 @@ async def run(wanted: argparse.Namespace) -> None:
         direct = Target("stub", port, NAME)
         short = direct.request(PROMPT, SHORT, stream=False)
         await processes.answers(direct, short, folder / "stub.log")
+        bare = await stack.enter_async_context(processes.bare(folder, address, proxy_core))
         proxies = [
             await stack.enter_async_context(
                 processes.loramux(folder, codec, address, proxy_core, wanted.postgres)
@@ -211,19 +217,23 @@ async def run(wanted: argparse.Namespace) -> None:
             print("LiteLLM is not measured: --litellm-python names no environment of it")
         os.sched_setaffinity(0, {load_core})
         frames = {}
+        bare_short = bare.target.request(PROMPT, SHORT, stream=False)
+        await processes.answers(bare.target, bare_short, folder / "bare.log")
+        await load(bare.target, bare_short, callers=8, seconds=1.0)
         for proxy in proxies:
             target = proxy.target
             request = target.request(PROMPT, SHORT, stream=False)
             await processes.answers(target, request, folder / f"{target.name}.log")
             frames[target.name] = await check(target, codec)
             await load(target, request, callers=8, seconds=1.0)
-        alone = Sample()
+        alone, floor = Sample(), Sample()
         rounds: dict[str, list[Figures]] = {proxy.target.name: [] for proxy in proxies}
         for _ in range(wanted.rounds):
             alone.took_ms += (await load(direct, short, callers=1, seconds=1.0)).took_ms
+            floor.took_ms += (await load(bare.target, bare_short, callers=1, seconds=1.0)).took_ms
             for proxy in proxies:
                 rounds[proxy.target.name].append(await measure(proxy))
-        rows = report(alone, {name: median(figures) for name, figures in rounds.items()})
+        rows = report(alone, floor, {name: median(figures) for name, figures in rounds.items()})
         tokenizing = tokenizing_us(codec)
         print(f"tokenizing the prompt: {tokenizing:.0f} us (part of loramux's figures)")
         print("frames a streamed token:", frames)
@@ -232,6 +242,7 @@ async def run(wanted: argparse.Namespace) -> None:
         everything = {
             "cores": len(cores),
             "load_average": os.getloadavg(),
+            "bare_p50_ms": percentile(floor.took_ms, 0.5),
             "figures": rows,
             "rounds": {name: list(map(asdict, figures)) for name, figures in rounds.items()},
             "tokenizing_us": tokenizing,

@@ -195,6 +195,15 @@ async def _prepare(settings: Settings, codec: TextCodec) -> str:
 
 
 @asynccontextmanager
+async def bare(folder: Path, engine: str, core: int) -> AsyncIterator[Proxy]:
+    """HTTP in, the engine's protocol out, and nothing of a platform: the floor of the api's way."""
+    port = free_port()
+    argv = [sys.executable, "-m", "benchmarks.gateway_parts.bare", engine, str(port)]
+    async with running("bare", argv, core, folder / "bare.log") as pid:
+        yield Proxy(Target("bare", port, NAME), pid)
+
+
+@asynccontextmanager
 async def litellm(python: Path, folder: Path, stub_port: int, core: int) -> AsyncIterator[Proxy]:
     """LiteLLM's proxy with one worker and a master key, in front of the stub's HTTP face."""
     port, key = free_port(), "sk-gateway-bench"
