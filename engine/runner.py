@@ -103,6 +103,7 @@ class CpuExecutor:
             max_rank=config.max_rank,
             dtype=adapter_dtype,
             batch_invariant=config.batch_invariant,
+            compiled=None if library is None else library.adapters,
         )
         self._copies = AdapterCopies(arena.numpy(), extent_bytes, self._lora)
         self._step_lora = self._lora.new_batch(config.max_batch_tokens)

@@ -19,7 +19,7 @@ from engine.kernels.metadata import AdapterDtype, AdapterTable, LoraBatch, Slice
 from engine.types import AdapterLayout, ModuleSpec
 
 if TYPE_CHECKING:
-    from engine.kernels.lora_cpu import NumbaLora
+    from engine.kernels.lora_cpu import CompiledLora
     from engine.kernels.lora_torch import TorchLora
 
 TORCH_DTYPE: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -93,11 +93,13 @@ def open_lora(
     max_rank: int,
     dtype: AdapterDtype,
     batch_invariant: bool = False,
+    compiled: int | None = None,
 ) -> Lora:
     """The fastest face for the arena's device.
 
     `max_rows` bounds every batch and `max_rank` every adapter. With `batch_invariant`, no bit of a
-    row's update depends on the rows beside it.
+    row's update depends on the rows beside it. `compiled`: the address of the native library's pass
+    over bf16 adapters on the CPU; default: numba's.
     """
     if arena.is_cuda:
         from engine.kernels.lora_cuda import TritonLora
@@ -111,16 +113,27 @@ def open_lora(
             dtype=dtype,
             batch_invariant=batch_invariant,
         )
+    if compiled is not None and dtype == "bf16":
+        from engine.kernels.lora_cpu import CompiledLora
+
+        return CompiledLora(
+            arena,
+            modules,
+            slots=slots,
+            dtype=dtype,
+            batch_invariant=batch_invariant,
+            work=compiled,
+        )
     return _cpu_face()(arena, modules, slots=slots, dtype=dtype, batch_invariant=batch_invariant)
 
 
-def _cpu_face() -> "type[NumbaLora | TorchLora]":
+def _cpu_face() -> "type[CompiledLora | TorchLora]":
     from engine.kernels.lora_torch import TorchLora
 
     try:
-        from engine.kernels.lora_cpu import NumbaLora, thread_pool
+        from engine.kernels.lora_cpu import CompiledLora, thread_pool
     except ModuleNotFoundError as error:
         if error.name not in ("numba", "llvmlite"):
             raise
         return TorchLora
-    return TorchLora if thread_pool() is None else NumbaLora
+    return TorchLora if thread_pool() is None else CompiledLora

@@ -42,7 +42,7 @@ def thread_pool() -> Any | None:
     return run
 
 
-class NumbaLora(Lora):
+class CompiledLora(Lora):
     """x and y are fp32; uses as many threads as torch's operations do."""
 
     def __init__(
@@ -53,20 +53,26 @@ class NumbaLora(Lora):
         slots: int,
         dtype: AdapterDtype,
         batch_invariant: bool = False,
+        work: int | None = None,
     ) -> None:
-        """Raises RuntimeError where torch does not run on GNU's OpenMP."""
+        """`work`: address of another pass over bf16 adapters that takes a `Call`, and whose rows do
+        not depend on each other; default: numba's.
+
+        Raises RuntimeError where torch does not run on GNU's OpenMP.
+        """
         super().__init__(arena, modules, slots=slots, dtype=dtype)
         run = thread_pool()
         if run is None:
             raise RuntimeError("torch runs on no GNU OpenMP here; use TorchLora")
         self._run = run
-        self._work = worker(np.uint16 if dtype == "bf16" else np.float32).address
+        self._work = work or worker(np.uint16 if dtype == "bf16" else np.float32).address
         self._batch_invariant = batch_invariant
+        self._chunk_rows = 1 if batch_invariant and work is None else CHUNK_ROWS
         self._calls: dict[SliceGroup, Call] = {}
         self._slices: list[npt.NDArray[np.int64]] = []  # keeps what the calls point to
 
     def new_batch(self, capacity: int) -> LoraBatch:
-        return LoraBatch(capacity, 1 if self._batch_invariant else CHUNK_ROWS)
+        return LoraBatch(capacity, self._chunk_rows)
 
     def linear(self, group: SliceGroup, batch: LoraBatch, x: Tensor, y: Tensor) -> None:
         self._check(x)
@@ -123,6 +129,7 @@ class NumbaLora(Lora):
                 slices=slices.ctypes.data,
                 slice_count=len(group.modules),
                 parts=-(-max(group.out_features) // PART_COLUMNS),
+                invariant=self._batch_invariant,
             )
             self._calls[group] = call
         return call

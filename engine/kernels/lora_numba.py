@@ -183,6 +183,7 @@ class Call(ctypes.Structure):
             *("a", "b", "rank", "scale", "modules"),  # AdapterTable [slots, modules]
             *("slices", "slice_count", "parts"),  # int64 [3, slice_count]: module, column, width
             *("batch", "capacity", "chunks"),  # LoraBatch.buffer
+            "invariant",  # rows must not depend on each other; not read here: chunks have one row
         )
     ]
 

@@ -29,6 +29,7 @@ class Library:
     def __init__(self, loaded: ctypes.CDLL, speed: int) -> None:
         self.speed = speed
         self.forward = ctypes.cast(loaded.loramux_forward, ctypes.c_void_p).value
+        self.adapters = ctypes.cast(loaded.loramux_adapters, ctypes.c_void_p).value
         self.logits = ctypes.cast(loaded.loramux_logits, ctypes.c_void_p).value
         self._size = loaded.loramux_size
         self._size.restype, self._size.argtypes = ctypes.c_int64, [ctypes.c_int64]

@@ -5,6 +5,7 @@
 #include "simd.h"
 #include "team.h"
 #include "linear.h"
+#include "adapters.h"
 #include "attention.h"
 
 #ifdef HAS_AMX
@@ -33,12 +34,6 @@ struct Model {
     uint8_t* arena;
 };
 
-// The part of an adapter pass's arguments that is read here; see engine/kernels/lora_numba.py.
-struct LoraCall {
-    std::atomic<int64_t> next_unit;
-    int64_t units;
-};
-
 struct Step {
     const Model* model;
     int64_t rows;
@@ -54,7 +49,7 @@ struct Step {
     uint8_t* scratch;  // of each thread
     int64_t scratch_bytes;
     void (*adapters)(void*);       // none: no row uses an adapter
-    LoraCall* const* lora;         // [layers, 4]
+    AdapterCall* const* lora;         // [layers, 4]
     std::atomic<int64_t> arrived;  // threads
     Phase* phases;
 };
@@ -180,7 +175,7 @@ void forward(Step& s) {
     };
     auto adapt = [&](int64_t index, int64_t kind) {
         if (!s.adapters) return;
-        LoraCall* call = s.lora[index * 4 + kind];
+        AdapterCall* call = s.lora[index * 4 + kind];
         member.join([&] { s.adapters(call); }, [&] { return call->next_unit.load() >= call->units; });
     };
     // With adapters, a linear that ends in the residual stream takes two phases more.
@@ -263,7 +258,7 @@ extern "C" {
 
 // Layouts that the caller was written for: sizes in bytes.
 int64_t loramux_size(int64_t which) {
-    const int64_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Step), sizeof(Logits), sizeof(Phase)};
+    const int64_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Step), sizeof(Logits), sizeof(AdapterCall)};
     return sizes[which];
 }
 
@@ -283,6 +278,12 @@ void loramux_forward(void* argument) {
     Step& step = *(Step*)argument;
     if (step.model->kv_fp32) forward<float>(step);
     else forward<uint16_t>(step);
+}
+
+void loramux_adapters(void* argument) {
+    static thread_local Room room;
+    Tiles tiles;
+    AdapterPass(*(AdapterCall*)argument, room).run();
 }
 
 void loramux_logits(void* argument) {

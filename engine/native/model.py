@@ -15,7 +15,8 @@ from torch import Tensor
 
 from engine.huge_pages import Region
 from engine.kernels.lora import Lora
-from engine.kernels.lora_cpu import NumbaLora, PreparedCalls, thread_pool
+from engine.kernels.lora_cpu import CompiledLora, PreparedCalls, thread_pool
+from engine.kernels.lora_numba import Call
 from engine.kernels.metadata import LoraBatch, SliceGroup, layer_groups
 from engine.model.form_cache import NOTHING_KEPT, FormCache
 from engine.model.kv_cache import KvCache
@@ -76,11 +77,11 @@ class NativeLlama:
 
         Raises RuntimeError where `native_library` gives none, or for another library's structures.
         """
-        structures = (_Linear, _Layer, _Model, _Step, _Logits)
-        if [library.size(i) for i in range(5)] != [ctypes.sizeof(s) for s in structures]:
+        structures = (_Linear, _Layer, _Model, _Step, _Logits, Call)
+        if [library.size(i) for i in range(6)] != [ctypes.sizeof(s) for s in structures]:
             raise RuntimeError("the native library was made for other structures")
         run = thread_pool()
-        if run is None or not isinstance(lora, NumbaLora):
+        if run is None or not isinstance(lora, CompiledLora):
             raise RuntimeError("torch runs on no GNU OpenMP here")
         config = self.config = checkpoint.config
         self._library, self._run, self._lora = library, run, lora

@@ -1,19 +1,32 @@
 """The CPU faces of multi-LoRA against the plain reference."""
 
 import sys
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 
 from engine.kernels.lora import Lora, open_lora
-from engine.kernels.lora_cpu import NumbaLora
+from engine.kernels.lora_cpu import CompiledLora
 from engine.kernels.lora_torch import TorchLora
 from engine.kernels.reference import ReferenceLora
+from engine.native.build import load
 from tests.kernels.lora_cases import Case, assert_matches
 from tests.kernels.lora_strategies import cases
 
-FACES = [NumbaLora, TorchLora]
+LIBRARY = load()
+
+
+def native_lora(*arguments: Any, **options: Any) -> Lora:
+    """The native library's pass where adapters are bf16, as the engine opens it."""
+    return open_lora(
+        *arguments, max_rows=128, max_rank=256, compiled=LIBRARY and LIBRARY.adapters, **options
+    )
+
+
+FACES = [CompiledLora, TorchLora, native_lora]
+TOLERANCE = {native_lora: 1e-4}  # x and x A^T are two bf16 terms each
 EXAMPLES = [
     Case(64, (32, 16, 48), [(8, 8, 8, 8)], []),  # nothing to do
     Case(64, (32, 16, 48), [(8, 8, 8, 8)], [-1] * 5),  # nobody uses an adapter
@@ -47,11 +60,11 @@ class TestAgainstTheReference:
     @given(case=cases())
     @settings(max_examples=60, deadline=None)
     def test_any_mix_of_ranks_targets_and_rows_is_right(self, face, case):
-        assert_matches(case, *filled(face, case))
+        assert_matches(case, *filled(face, case), TOLERANCE.get(face, 2e-5))
 
     @pytest.mark.parametrize("case", EXAMPLES)
     def test_the_corners_are_right(self, face, case):
-        assert_matches(case, *filled(face, case))
+        assert_matches(case, *filled(face, case), TOLERANCE.get(face, 2e-5))
 
     def test_rows_of_a_wider_tensor_are_written_in_place(self, face):
         case = Case(64, (32, 16, 48), [(8, 4, 2, 1)], [0, -1, 0])
@@ -63,7 +76,7 @@ class TestAgainstTheReference:
         wide[:, 7:103] = y
         reference.linear(case.fused, batch, x, expected)
         lora.linear(case.fused, batch, x, wide[:, 7:103])
-        torch.testing.assert_close(wide[:, 7:103], expected)
+        torch.testing.assert_close(wide[:, 7:103], expected, rtol=1e-5, atol=1e-3)
         assert not wide[:, :7].any()
         assert not wide[:, 103:].any()
 
@@ -116,7 +129,7 @@ class TestAgainstTheReference:
 class TestTheCompiledPass:
     def test_more_threads_change_no_bit(self):
         case = Case(64, (300, 64, 33), [(16, 8, 4, 2), (64, 1, 2, 3)], [0, 1, -1] * 20)
-        lora, _ = filled(NumbaLora, case)
+        lora, _ = filled(CompiledLora, case)
         batch = lora.new_batch(60)
         batch.build(case.row_slots)
         x, _, y = case.inputs(case.fused)
@@ -130,7 +143,7 @@ class TestTheCompiledPass:
 
     def test_rows_in_another_dtype_are_refused(self):
         case = Case(64, (32, 16, 48), [(8, 4, 2, 1)], [0])
-        lora, _ = filled(NumbaLora, case)
+        lora, _ = filled(CompiledLora, case)
         batch = lora.new_batch(1)
         batch.build([0])
         x, _, y = case.inputs(case.fused)
@@ -142,7 +155,7 @@ class TestOpening:
     def test_the_cpu_gets_the_compiled_pass(self):
         case = EXAMPLES[0]
         options = {"slots": 1, "max_rows": 8, "max_rank": 64, "dtype": "bf16"}
-        assert isinstance(open_lora(case.arena()[0], case.modules, **options), NumbaLora)
+        assert isinstance(open_lora(case.arena()[0], case.modules, **options), CompiledLora)
 
     def test_without_numba_torch_serves(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "numba", None)
