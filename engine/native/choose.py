@@ -41,7 +41,7 @@ def serves(model: ModelConfig) -> bool:
 
 
 def _adapters_are_compiled() -> bool:
-    """The pass calls an adapter pass by its address, numba's for fp32 adapters, on torch's threads."""
+    """It calls an adapter pass by its address, numba's for fp32 adapters, on torch's threads."""
     if importlib.util.find_spec("numba") is None:
         return False
     from engine.kernels.lora_cpu import thread_pool
