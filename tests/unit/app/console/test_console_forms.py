@@ -330,6 +330,19 @@ class TestLimits:
         assert again.status_code == 409
         assert 'value="9"' in again.text
 
+    async def test_what_waits_can_be_withdrawn_and_asked_for_again(
+        self, client: httpx.AsyncClient, tenant: Tenant
+    ) -> None:
+        await client.post("/console/limits/request", data=ASKED)
+        page = (await client.get("/console/limits")).text
+        (address,) = re.findall(r'action="(/console/limits/requests/lrq_\w+/withdraw)"', page)
+        assert (await client.post(address)).status_code == 303
+        again = await client.post(address)
+        assert again.status_code == 409
+        assert "was withdrawn meanwhile" in again.text
+        assert "/withdraw" not in (await client.get("/console/limits")).text
+        assert (await client.post("/console/limits/request", data=ASKED)).status_code == 303
+
     @pytest.mark.parametrize(
         "changed",
         [
