@@ -39,6 +39,7 @@ DOMAINS = (
     "adapters",
     "webhooks",
     "limits",
+    "limit_requests",
     "usage",
     "engines",
     "console",

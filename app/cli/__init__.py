@@ -14,6 +14,7 @@ from app.cli import (
     engines,
     health,
     keys,
+    limit_requests,
     quantize,
     secrets,
     serve,
@@ -36,6 +37,7 @@ app.command()(migrate)
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(users.app, name="users")
 app.add_typer(keys.app, name="keys")
+app.add_typer(limit_requests.app, name="limit-requests")
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(aliases.app, name="aliases")
 app.add_typer(webhooks.app, name="webhooks")

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.adapters.names import NAME
 from app.auth import SessionUser, TenantAdmin
-from app.caller import Caller, KeyLimits
+from app.caller import Caller, KeyBudget, KeyLimits
+from app.console import key_form
 from app.console.adapters import may_write, tenant_only
 from app.console.forms import Form, submit
 from app.console.render import render
@@ -26,23 +26,7 @@ from app.tenants import service as tenants
 
 router = APIRouter(prefix="/console/keys", include_in_schema=False)
 
-LIFETIMES = ((0, "never"), (7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "a year"))
 OVERLAPS = ((0, "at once"), (3600, "in an hour"), (86_400, "in a day"), (604_800, "in a week"))
-ACCESS = (
-    ("full", "models and adapters"),
-    ("inference", "calling models only"),
-    ("read", "looking only, no calls"),
-    ("manage", "everything, keys and users too"),
-)
-LIMITS = (
-    ("requests_per_minute", "Requests per minute"),
-    ("tokens_per_minute", "Tokens per minute"),
-    ("max_concurrent", "Requests at once"),
-    ("monthly_tokens", "Tokens per month"),
-)
-assert {name for name, _ in LIMITS} == KeyLimits.__dataclass_fields__.keys(), "name each limit"
-MOST_NETWORK_CHARACTERS = 2000
-MIN_LIMIT, MOST_LIMIT = 1, 2**31 - 1
 KeyId = Annotated[str, Path(max_length=40)]
 
 
@@ -75,18 +59,20 @@ async def create_key(request: Request, caller: TenantAdmin, platform: PlatformDe
 
     async def create(session: AsyncSession, form: Form) -> service.NewKey:
         now = platform.clock.now()
+        wanted = key_form.restrictions(form)
         return await service.create_key(
             session,
             secrets=platform.secrets,
             now=now,
             actor=caller,
             tenant=await tenants.find_tenant(session, caller.tenant_id),
-            name=form.text("name", most=80),
-            adapters=_scope(form),
-            access=form.text("access") or "full",
-            networks=_networks(form),
-            expires_at=_expiry(form, now),
-            limits=KeyLimits(**_limits(form)),
+            name=wanted["name"],
+            adapters=wanted["adapters"],
+            access=wanted["access"],
+            networks=wanted["networks"],
+            expires_at=key_form.expiry(form, now),
+            limits=KeyLimits(**{name: wanted[name] for name in changes.LIMITS}),
+            budget=KeyBudget(**{name: wanted.get(name) for name in changes.BUDGETS}),
             settings=platform.settings,
         )
 
@@ -116,15 +102,13 @@ async def change_key(
 
     async def change(session: AsyncSession, form: Form) -> ApiKey:
         now = platform.clock.now()
-        wanted: dict[str, Any] = {
-            "name": form.text("name", most=80),
-            "adapters": _scope(form),
-            "access": form.text("access") or "full",
-            "networks": _networks(form),
-            **_limits(form),
-        }
+        wanted = key_form.restrictions(form)
         if form.text("days"):
-            wanted["expires_at"] = _expiry(form, now)
+            wanted["expires_at"] = key_form.expiry(form, now)
+        key = await service.find_key(session, key_id, tenant_id=caller.tenant_id, lock=True)
+        for name in (*changes.LIMITS, *changes.BUDGETS):
+            if name in wanted and wanted[name] == getattr(key, name):
+                del wanted[name]  # what stays is not held against what the tenant has by now
         return await changes.update_key(
             session,
             key_id,
@@ -219,11 +203,8 @@ async def _list(
         created=created,
         error=error,
         may_write=may_write(caller),
-        expiries=LIFETIMES,
-        access=ACCESS,
-        limits=LIMITS,
-        most=_most(caller),
         typed={} if form is None else form.fields,
+        **key_form.choices(caller),
     )
     page.headers["Cache-Control"] = "no-store"
     return page
@@ -240,72 +221,16 @@ async def _key_page(
 ) -> Response:
     async with platform.db.reading() as session:
         key = await service.find_key(session, key_id, tenant_id=caller.tenant_id)
-    kept = {
-        "name": key.name,
-        "adapters": ", ".join(key.scopes.get("adapters") or []),
-        "access": access_of(key.scopes),
-        "networks": ", ".join(key.scopes.get("networks") or []),
-        **{name: str(value) for name, value in _limits_of(key).items() if value is not None},
-    }
     return render(
         request,
         "key.html",
         key=_row(key, platform.clock.now()),
         error=error,
         may_write=may_write(caller),
-        expiries=LIFETIMES,
         overlaps=OVERLAPS,
-        access=ACCESS,
-        limits=LIMITS,
-        most=_most(caller),
-        typed=kept if form is None else form.fields,
+        typed=key_form.typed_of(key) if form is None else form.fields,
+        **key_form.choices(caller),
     )
-
-
-def _expiry(form: Form, now: datetime) -> datetime | None:
-    days = form.integer("days", 0)
-    if days not in dict(LIFETIMES):
-        raise InvalidRequest("Choose one of the lifetimes in the list.", param="days")
-    return now + timedelta(days=days) if days else None
-
-
-def _limits(form: Form) -> dict[str, int | None]:
-    """An empty field is no limit of the key's own, and is the tenant's alone."""
-    limits: dict[str, int | None] = {}
-    for name, title in LIMITS:
-        typed = form.text(name, most=30)
-        if typed and not MIN_LIMIT <= form.integer(name, 0) <= MOST_LIMIT:
-            raise InvalidRequest(f"{title} is a whole number above 0, or empty.", param=name)
-        limits[name] = form.integer(name, 0) if typed else None
-    return limits
-
-
-def _limits_of(key: ApiKey) -> dict[str, int | None]:
-    return {name: getattr(key, name) for name, _ in LIMITS}
-
-
-def _most(caller: Caller) -> dict[str, int | None]:
-    """What the tenant itself may use, which a key only tightens."""
-    return {name: getattr(caller.limits, name) for name, _ in LIMITS}
-
-
-def _scope(form: Form) -> list[str] | None:
-    names = _listed(form.text("adapters", most=7000))
-    for name in names:
-        if NAME.fullmatch(name) is None:
-            raise InvalidRequest(
-                f"{name[:64]!r} is no adapter's name; separate the names by commas.",
-                param="adapters",
-            )
-    return names or None
-
-
-def _networks(form: Form) -> list[str] | None:
-    return _listed(form.text("networks", most=MOST_NETWORK_CHARACTERS)) or None
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _shown(made: service.NewKey) -> CreatedKey:
@@ -320,13 +245,10 @@ def _row(key: ApiKey, now: datetime) -> dict[str, Any]:
         "public_id": key.public_id,
         "last4": key.last4,
         "adapters": key.scopes.get("adapters"),
-        "access": dict(ACCESS)[access_of(key.scopes)],
+        "access": dict(key_form.ACCESS)[access_of(key.scopes)],
         "networks": key.scopes.get("networks"),
-        "limits": [
-            (title, value)
-            for (_, title), value in zip(LIMITS, _limits_of(key).values(), strict=True)
-            if value is not None
-        ],
+        "limits": key_form.limits_of(key),
+        "budget": key_form.budget_of(key),
         "created_at": key.created_at,
         "last_used_at": key.last_used_at,
         "state": state,

@@ -2,9 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -25,6 +25,7 @@ from app.platform import Platform
 router = APIRouter(prefix="/console/limits", include_in_schema=False)
 
 MOST_SHOWN = 10
+RequestId = Annotated[str, Path(max_length=40)]
 TITLES = {
     "requests_per_minute": "Requests per minute",
     "tokens_per_minute": "Tokens per minute",
@@ -64,7 +65,7 @@ async def limits_page(request: Request, caller: SessionUser, platform: PlatformD
 
 @router.post("/request")
 async def request_change(request: Request, caller: TenantAdmin, platform: PlatformDep) -> Response:
-    """Waits for whoever runs loramux; nothing changes before they accept it."""
+    """Waits for whoever runs loramux; nothing changes before they approve it."""
     tenant_only(caller)
 
     async def ask(session: AsyncSession, form: Form) -> LimitRequest:
@@ -72,7 +73,7 @@ async def request_change(request: Request, caller: TenantAdmin, platform: Platfo
             session,
             caller,
             limit_name=form.text("limit"),
-            wanted=_wanted(form),
+            wanted=typed_number(form, "wanted"),
             reason=form.text("reason", most=limit_requests.MOST_TEXT),
             settings=platform.settings,
             now=platform.clock.now(),
@@ -87,15 +88,34 @@ async def request_change(request: Request, caller: TenantAdmin, platform: Platfo
     return await submit(request, platform.db, ask, done=done, again=again)
 
 
-def _wanted(form: Form) -> float:
+@router.post("/requests/{request_id}/withdraw")
+async def withdraw_request(
+    request_id: RequestId, request: Request, caller: TenantAdmin, platform: PlatformDep
+) -> Response:
+    tenant_only(caller)
+
+    async def withdraw(session: AsyncSession, _: Form) -> LimitRequest:
+        now = platform.clock.now()
+        return await limit_requests.withdraw(session, caller, request_id, now=now)
+
+    async def done(_: LimitRequest) -> Response:
+        return RedirectResponse("/console/limits#asked", status_code=303)
+
+    async def again(_: Form, error: AppError) -> Response:
+        return await _page(request, platform, caller, error=error)
+
+    async def find(session: AsyncSession) -> object:
+        return await limit_requests.find(session, request_id, tenant_id=caller.tenant_id)
+
+    return await submit(request, platform.db, withdraw, done=done, again=again, find=find)
+
+
+def typed_number(form: Form, field: str) -> float:
     """The number, however its thousands are set apart."""
-    typed = form.text("wanted", most=60)
+    typed = form.text(field, most=60)
     if not typed:
-        raise InvalidRequest("Say what the limit should be.", param="wanted")
-    plain = Form({"wanted": _GROUPING.sub("", typed)})
-    if form.text("limit") in limit_requests.FRACTIONAL:
-        return plain.number("wanted", 0.0)
-    return float(plain.integer("wanted", 0))
+        raise InvalidRequest("Say what the limit should be.", param=field)
+    return Form({field: _GROUPING.sub("", typed)}).number(field, 0.0)
 
 
 async def _page(
@@ -109,14 +129,16 @@ async def _page(
     decision = await platform.limits.peek(caller)
     async with platform.db.reading() as session:
         now = await standing(session, caller, decision, platform.clock.now())
-        asked = await limit_requests.requests_of(session, caller.tenant_id, limit=MOST_SHOWN)
+        asked = await limit_requests.list_requests(
+            session, tenant_id=caller.tenant_id, limit=MOST_SHOWN
+        )
     return render(
         request,
         "limits.html",
         meters=_meters(now),
         fixed=_fixed(now),
         limits=TITLES,
-        asked=[request_row(row) for row in asked],
+        asked=[request_row(row) for row, _ in asked],
         typed={} if form is None else form.fields,
         most_reason=limit_requests.MOST_TEXT,
         error=error,
@@ -139,6 +161,8 @@ def request_row(row: LimitRequest) -> dict[str, Any]:
         "limit": TITLES.get(row.limit_name, row.limit_name),
         "current": shown(row.current),
         "wanted": shown(row.wanted),
+        "wanted_value": limit_requests.value_of(row.limit_name, row.wanted),
+        "granted": shown(row.granted) if row.granted not in (None, row.wanted) else "",
         "reason": row.reason,
         "by": row.asked_label,
         "at": row.created_at,

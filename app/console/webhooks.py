@@ -32,6 +32,7 @@ EVENTS: dict[str, str] = {
     "version.rejected": "a version was rejected",
     "version.failed": "a validation could not be finished",
     "quota.threshold": "a quota is nearly used up",
+    "limits.decided": "a request for another limit was answered",
 }
 assert set(EVENTS) == set(get_args(EventType)), "say what each event means"
 OVERLAPS = ((0, "at once"), (3600, "in an hour"), (86_400, "in a day"), (604_800, "in a week"))

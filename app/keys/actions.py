@@ -31,6 +31,8 @@ class KeyActions:
         """An operator makes a tenant's key, or with `operator` one of its own kind."""
 
         async def create() -> NewKeyOut:
+            own = await grants.own_key(self.session, self.caller)
+            grants.require_within(own, {"expires_at": body.expires_at})
             tenant = None
             if body.tenant_id is not None:
                 tenant = await tenants.find_tenant(self.session, body.tenant_id)
@@ -87,13 +89,10 @@ class KeyActions:
         """Only what is sent changes; the secret stays the same."""
         now = self.platform.clock.now()
         wanted = body.model_dump(exclude_unset=True)
-        if self.tenant_id is not None:
-            found = await service.find_key(
-                self.session, key_id, tenant_id=self.tenant_id, lock=True
-            )
-            if wanted.keys() - {"name"}:
-                own = await grants.own_key(self.session, self.caller)
-                grants.require_within(own, grants.left(found, wanted))
+        found = await service.find_key(self.session, key_id, tenant_id=self.tenant_id, lock=True)
+        if wanted.keys() - {"name"}:
+            own = await grants.own_key(self.session, self.caller)
+            grants.require_within(own, grants.left(found, wanted))
         key = await changes.update_key(
             self.session,
             key_id,
@@ -113,13 +112,10 @@ class KeyActions:
             seconds = self.platform.settings.key_rotation_overlap_s
 
         async def rotate() -> NewKeyOut:
-            if self.tenant_id is not None:
-                old = await service.find_key(
-                    self.session, key_id, tenant_id=self.tenant_id, lock=True
-                )
-                own = await grants.own_key(self.session, self.caller)
-                grants.require_no_limits(own)
-                grants.require_within(own, grants.left(old, {}))
+            old = await service.find_key(self.session, key_id, tenant_id=self.tenant_id, lock=True)
+            own = await grants.own_key(self.session, self.caller)
+            grants.require_no_limits(own)
+            grants.require_within(own, grants.left(old, {}))
             made = await service.rotate_key(
                 self.session,
                 key_id,

@@ -5,6 +5,9 @@ looser latency budget makes only keys that are bound at least as tightly. One th
 none, for each key's calls are counted by themselves: many such keys, or a successor, would have
 them many times over. A bound key makes no people at all: a user of the console is bound by none of
 these. An admin's session is bound by its tenant alone.
+
+An operator's key makes keys for others, so its networks and its expiry are not theirs. In the
+overlap of its rotation it hands on no more than that: nothing that would outlive it.
 """
 
 from collections.abc import Mapping
@@ -26,10 +29,19 @@ BOUNDS = ("expires_at", "networks", *LIMITS, *BUDGETS)
 
 
 async def own_key(session: AsyncSession, caller: Caller) -> ApiKey | None:
-    """The key that asks, as it is now; None for an admin's session."""
+    """The key that asks, as it is now; None for a session of the console."""
     if caller.key_id is None:
         return None
-    return await service.find_key(session, caller.key_id, tenant_id=caller.tenant_id)
+    return await service.find_key(session, caller.key_id, tenant_id=caller.tenant_id or None)
+
+
+def handed_on(own: ApiKey | None) -> tuple[str, ...]:
+    """Which of its bounds hold for all that the key makes."""
+    if own is None:
+        return ()
+    if own.tenant_id is not None:
+        return BOUNDS
+    return () if own.revoke_at is None else ("expires_at",)
 
 
 def require_no_limits(own: ApiKey | None) -> None:
@@ -66,8 +78,8 @@ def require_within(own: ApiKey | None, bounds: Mapping[str, Any]) -> None:
     """Raises Forbidden for the first of these bounds that is looser than the key's own."""
     if own is None:
         return
-    for name, value in bounds.items():
-        if not _is_within(own, name, value):
+    for name in handed_on(own):
+        if name in bounds and not _is_within(own, name, bounds[name]):
             raise Forbidden(
                 f"{name} would be looser than that of the key lmx_{own.public_id}_… that asks; "
                 "send what lies within it, or use a key without that bound.",
@@ -78,11 +90,11 @@ def require_within(own: ApiKey | None, bounds: Mapping[str, Any]) -> None:
 
 def require_unbound(own: ApiKey | None) -> None:
     """Raises Forbidden for a bound key that would let a person in."""
-    bound = [name for name in BOUNDS if current(own, name) is not None]
+    bound = [name for name in handed_on(own) if current(own, name) is not None]
     if bound:
         raise Forbidden(
             f"This key is bound by {', '.join(bound)}, and a user of the console would not be; use "
-            "a key with manage access and no such bound, or an admin's session.",
+            "a key without such a bound, or the console.",
             code="bound_key",
         )
 

@@ -124,16 +124,16 @@ def check_key_budget(wanted: KeyBudget, tenant: TenantLimits) -> None:
             raise InvalidRequest(told, code="budget_tightened", param=name)
         if not theirs <= own <= MOST_MS:
             raise InvalidRequest(
-                f"{name} is {own:g} and the tenant's budget {theirs:g}; a key may only loosen it, "
-                f"to at most {MOST_MS:g}.",
+                f"{name} is {own:.12g} and the tenant's budget {theirs:.12g}; a key may only "
+                f"loosen it, to at most {MOST_MS:.12g}.",
                 code="budget_tightened",
                 param=name,
             )
     share, most = wanted.budget_percentile, tenant.budget_percentile
     if share is not None and not LEAST_PERCENTILE <= share <= most:
         raise InvalidRequest(
-            f"budget_percentile is {share:g} and the tenant's {most:g}; a key may only loosen it, "
-            f"to at least {LEAST_PERCENTILE:g}.",
+            f"budget_percentile is {share:.12g} and the tenant's {most:.12g}; a key may only "
+            f"loosen it, to at least {LEAST_PERCENTILE:g}.",
             code="budget_tightened",
             param="budget_percentile",
         )

@@ -27,7 +27,7 @@ class UserActions:
     """Of one request. `tenant_id` None: an operator asks, about anybody.
 
     What lets a person in (an invitation, a new password's link, a wider role, an end of
-    suspension) needs of a tenant's key that nothing binds it: see app.keys.grants.
+    suspension) needs of a key that nothing binds it: see app.keys.grants.
     """
 
     session: AsyncSession
@@ -40,8 +40,8 @@ class UserActions:
 
         async def create() -> LinkOut:
             tenant = None
+            await self._require_unbound()
             if self.tenant_id is not None:
-                await self._require_unbound()
                 tenant = await tenants.find_tenant(self.session, self.tenant_id, lock=True)
                 most = self.platform.settings.tenant_max_users
                 await service.require_room(self.session, tenant.id, most=most)
@@ -135,7 +135,7 @@ class UserActions:
 
     async def _may_change(self, user_id: str, *, lets_in: bool) -> None:
         """Raises NotFound before Forbidden: a key learns nothing of people who are not its."""
-        if self.tenant_id is None or not lets_in:
+        if not lets_in:
             return
         await service.find_user(self.session, user_id, tenant_id=self.tenant_id)
         await self._require_unbound()

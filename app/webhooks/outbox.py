@@ -24,8 +24,11 @@ VERSION_READY: Final = "version.ready"
 VERSION_REJECTED: Final = "version.rejected"
 VERSION_FAILED: Final = "version.failed"
 QUOTA_THRESHOLD: Final = "quota.threshold"
+LIMITS_DECIDED: Final = "limits.decided"
 TEST: Final = "webhook.test"
-EventType = Literal["version.ready", "version.rejected", "version.failed", "quota.threshold"]
+EventType = Literal[
+    "version.ready", "version.rejected", "version.failed", "quota.threshold", "limits.decided"
+]
 """What an endpoint may ask to be told."""
 HINTS = 20
 

@@ -19,6 +19,7 @@ LIMITS = {
     "monthly_tokens": 50_000_000,
     "max_adapters": 5000,
     "max_stored_bytes": 2**40,
+    "ttft_ms": 60_000,
 }
 
 

@@ -373,6 +373,31 @@ class TestKeys:
             row = page.get_by_role("row", name="from the browser").first
             expect(row).to_contain_text("revoked")
 
+    @pytest.mark.parametrize("scripts", [True, False])
+    def test_a_keys_latency_budget_is_loosened_and_never_tightened(
+        self, visitor: Visitor, seeded: Seeded, scripts: bool
+    ) -> None:
+        name = f"unhurried {scripts}"
+        with visitor.page(scripts=scripts, refusals=1) as page:
+            visitor.sign_in(page, seeded.email)
+            page.goto("/console/keys")
+            page.get_by_label("Name", exact=True).fill(name)
+            first_token = page.get_by_label("Time to first token, ms")
+            expect(page.get_by_text("From 60000 ms up")).to_be_visible()
+            first_token.fill("500")
+            page.get_by_role("button", name="Create a key").click()
+            expect(page.get_by_role("alert")).to_contain_text("may only loosen it")
+            expect(first_token).to_have_value("500")
+            expect(page.get_by_label("Name", exact=True)).to_have_value(name)
+            first_token.fill("90000")
+            page.get_by_role("button", name="Create a key").click()
+            page.goto("/console/keys")
+            page.get_by_role("link", name=name).click()
+            expect(page.locator("dl.facts")).to_contain_text("90000 ms")
+            first_token.fill("")
+            page.get_by_role("button", name="Save").click()
+            expect(page.locator("dl.facts")).not_to_contain_text("90000 ms")
+
     @pytest.mark.wide
     def test_a_viewer_sees_keys_and_changes_nothing(self, visitor: Visitor, seeded: Seeded) -> None:
         with visitor.page(refusals=1) as page:

@@ -21,11 +21,12 @@ from schemathesis.specs.openapi.checks import (
 from app import openapi
 from app.clock import SystemClock
 from app.crypto import Passwords
+from app.limit_requests import service as limit_requests
 from app.main import create_app
 from app.platform import open_platform
 from app.settings import Settings
 from tests.conftest import CHEAP_HASHER
-from tests.factories import make_key, make_tenant, make_user
+from tests.factories import make_caller, make_key, make_tenant, make_user
 from tests.fake_engine import BASE_NAME, FakeEngine
 from tests.serving import install_engines, make_ready_adapter, serve
 
@@ -74,10 +75,15 @@ class Served:
         other = await make_tenant(platform, "other")
         spare = await make_key(platform, other)
         user = await make_user(platform, other)
+        async with platform.db.transaction() as session:
+            asked = await limit_requests.ask(
+                session, make_caller(platform, tenant), limit_name="max_rank", wanted=64.0,
+                reason="", settings=platform.settings, now=platform.clock.now(),
+            )  # fmt: skip
         self.existing = {
             "model": BASE_NAME, "name": "support", "alias": "live", "number": "1",
             "version_id": version.id, "tenant_id": other.id, "key_id": spare.row.id,
-            "user_id": user.id,
+            "user_id": user.id, "request_id": asked.id,
         }  # fmt: skip
         async with serve(app) as self.address:
             await platform.engines.refresh()

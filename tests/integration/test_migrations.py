@@ -208,3 +208,37 @@ def test_aliases_that_were_there_begin_their_history_with_what_they_are(empty_ur
     migrate(empty_url, "0005_uploads")
     with connect(empty_url).connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM adapter_aliases")).scalar() == 1
+
+
+def test_requests_for_limits_that_were_accepted_are_approved_at_what_was_asked(
+    empty_url: str,
+) -> None:
+    migrate(empty_url, "0015_limit_requests")
+    day = "2026-03-14 12:00:00+00:00"
+    rows = [
+        "INSERT INTO tenants (id, name, status, salt, weight, created_at, updated_at) "
+        f"VALUES ('ten_1', 'acme', 'active', 's', 1, '{day}', '{day}')",
+        *(
+            "INSERT INTO limit_requests (id, tenant_id, limit_name, wanted, reason, asked_by, "
+            "asked_label, created_at, state, decided_at) VALUES "
+            f"('lrq_{state}', 'ten_1', 'max_rank', 8, '', 'u', 'u', '{day}', '{state}', {at})"
+            for state, at in (("open", "NULL"), ("accepted", f"'{day}'"), ("declined", f"'{day}'"))
+        ),
+    ]
+    with connect(empty_url).begin() as connection:
+        for row in rows:
+            connection.exec_driver_sql(row)
+    shown = text("SELECT id, state, granted FROM limit_requests ORDER BY id")
+    migrate(empty_url)
+    with connect(empty_url).begin() as connection:
+        assert [tuple(row) for row in connection.execute(shown)] == [
+            ("lrq_accepted", "approved", 8.0),
+            ("lrq_declined", "declined", None),
+            ("lrq_open", "open", None),
+        ]
+        taken_back = f"UPDATE limit_requests SET state = 'withdrawn', decided_at = '{day}' "
+        connection.exec_driver_sql(taken_back + "WHERE id = 'lrq_open'")
+    migrate(empty_url, "0015_limit_requests")
+    with connect(empty_url).connect() as connection:
+        states = connection.execute(text("SELECT state FROM limit_requests ORDER BY id")).scalars()
+        assert list(states) == ["accepted", "declined", "declined"]

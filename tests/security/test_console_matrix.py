@@ -45,6 +45,11 @@ async def owned_values(
     key = await make_key(platform, owner)
     body = {"name": "support", "config_bytes": 10, "weights_bytes": 10}
     upload = await client.post("/v1/uploads", json=body, headers=bearer(key))
+    asked = await client.post(
+        "/v1/limit-requests",
+        json={"limit": "max_adapters", "wanted": 3000},
+        headers=bearer(await make_key(platform, owner, access="manage")),
+    )
     webhook_id, delivery_id = await add_webhook(platform, owner)
     return {
         "{name}": "support",
@@ -54,6 +59,7 @@ async def owned_values(
         "{number}": "1",
         "{key_id}": key.row.id,
         "{upload_id}": upload.json()["id"],
+        "{request_id}": asked.json()["id"],
     }
 
 

@@ -34,10 +34,11 @@ CREATED_BY_API = {
     "upload_id": ("/v1/uploads", {"name": "support", "config_bytes": 10, "weights_bytes": 10}),
     "webhook_id": ("/v1/webhooks", {"url": "https://1.1.1.1/hook", "events": ["version.ready"]}),
     "key_id": ("/v1/keys", {"name": "theirs"}),
+    "request_id": ("/v1/limit-requests", {"limit": "max_adapters", "wanted": 3000}),
     "user_id": ("/v1/users", {"email": "theirs@example.com", "role": "tenant_viewer"}),
 }
 """Path parameter -> where its owner makes one, and with what body; when the document has it."""
-MANAGED = ("/v1/keys", "/v1/users", "/v1/audit")
+MANAGED = ("/v1/keys", "/v1/users", "/v1/limit-requests", "/v1/audit")
 """Of the whole tenant; only a key with manage access changes it."""
 NO_OWNER = {"delivery_id": "whd_" + "0" * 26, "number": "1", "alias": "live"}
 """Parameters that mean something only below another one."""

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from app.adapters.models import AdapterVersion
 from app.audit import service as audit
-from app.caller import KeyLimits
+from app.caller import KeyBudget, KeyLimits
 from app.clock import FrozenClock
 from app.console.examples import examples
 from app.console.version_views import norms_chart
@@ -170,6 +170,15 @@ class TestPlayground:
         assert await platform.adapter_uses.flush() == 0  # at most once a minute
 
 
+async def promise(platform: Platform, tenant: Tenant, **limits: float | None) -> None:
+    """Sets limits of the tenant."""
+    async with platform.db.transaction() as session:
+        await update_tenant(
+            session, tenant.id, changes=limits, now=platform.clock.now(), actor="tests"
+        )
+    platform.forget_keys()
+
+
 class TestKeys:
     async def test_limits_are_set_shown_changed_and_taken_away(
         self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant
@@ -195,18 +204,80 @@ class TestKeys:
     async def test_a_limit_that_cannot_be_is_refused_at_its_field(
         self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant, wrong: str, said: str
     ) -> None:
-        async with platform.db.transaction() as session:
-            await update_tenant(
-                session,
-                tenant.id,
-                changes={"requests_per_minute": 10},
-                now=platform.clock.now(),
-                actor="tests",
-            )
+        await promise(platform, tenant, requests_per_minute=10)
         answer = await client.post("/console/keys", data={"requests_per_minute": wrong})
         assert answer.status_code == 400
         assert said in answer.text
         assert re.search(rf'value="{wrong}"[^>]*at most 10[^>]*aria-invalid', answer.text)
+
+    async def test_a_latency_budget_is_loosened_shown_changed_and_taken_away(
+        self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant
+    ) -> None:
+        await promise(platform, tenant, ttft_ms=500.0, tpot_ms=40.0, budget_percentile=0.9)
+        form = {"name": "batch", "ttft_ms": "2000", "tpot_ms": "62.5", "budget_percentile": "0.8"}
+        made = await client.post("/console/keys", data=form)
+        address = re.findall(r'href="(/console/keys/key_\w+)"', made.text)[0]
+        page = (await client.get(address)).text
+        assert "From 500 ms up" in page
+        assert "<dt>Time to first token</dt><dd>2000 ms</dd>" in page
+        assert "<dt>Time per output token</dt><dd>62.5 ms</dd>" in page
+        for name in ("ttft_ms", "tpot_ms", "budget_percentile"):
+            assert f'name="{name}" value="{form[name]}"' in page
+        changed = form | {"ttft_ms": "3000", "tpot_ms": ""}
+        assert (await client.post(address, data=changed)).status_code == 303
+        async with platform.db.reading() as session:
+            row = await keys.find_key(session, address.rpartition("/")[2], tenant_id=tenant.id)
+        assert keys.key_budget(row) == KeyBudget(3000.0, None, 0.8)
+
+    @pytest.mark.parametrize(
+        ("field", "wrong", "said"),
+        [
+            ("ttft_ms", "499", "tenant&#39;s budget 500; a key may only loosen it"),
+            ("ttft_ms", "3600001", "at most 3600000"),
+            ("ttft_ms", "soon", "Time to first token is a number of milliseconds, or empty"),
+            ("tpot_ms", "nan", "Time per output token is a number of milliseconds, or empty"),
+            ("budget_percentile", "0.95", "tenant&#39;s 0.9; a key may only loosen it"),
+        ],
+    )
+    async def test_a_budget_that_cannot_be_is_refused_at_its_field_and_kept_as_typed(
+        self,
+        client: httpx.AsyncClient,
+        platform: Platform,
+        tenant: Tenant,
+        field: str,
+        wrong: str,
+        said: str,
+    ) -> None:
+        await promise(platform, tenant, ttft_ms=500.0, tpot_ms=40.0, budget_percentile=0.9)
+        key = await make_key(platform, tenant)
+        for address in ("/console/keys", f"/console/keys/{key.row.id}"):
+            answer = await client.post(address, data={field: wrong, "name": "kept"})
+            assert answer.status_code == 400
+            assert said in answer.text
+            assert re.search(rf'name="{field}" value="{wrong}"[^>]*aria-invalid', answer.text)
+            assert 'value="kept"' in answer.text
+
+    async def test_without_the_tenants_promise_there_is_no_budget_to_loosen(
+        self, client: httpx.AsyncClient, tenant: Tenant
+    ) -> None:
+        page = (await client.get("/console/keys")).text
+        assert "there is none to loosen" in page
+        assert 'name="ttft_ms"' not in page
+
+    async def test_what_the_tenant_lost_meanwhile_hinders_no_other_change(
+        self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant
+    ) -> None:
+        await promise(platform, tenant, ttft_ms=500.0, requests_per_minute=10)
+        form = {"name": "old", "ttft_ms": "900", "requests_per_minute": "10"}
+        made = await client.post("/console/keys", data=form)
+        address = re.findall(r'href="(/console/keys/key_\w+)"', made.text)[0]
+        await promise(platform, tenant, ttft_ms=None, requests_per_minute=5)
+        page = (await client.get(address)).text
+        assert 'name="ttft_ms" value="900"' in page
+        assert (await client.post(address, data=form | {"name": "new"})).status_code == 303
+        emptied = form | {"ttft_ms": "", "requests_per_minute": "5"}
+        assert (await client.post(address, data=emptied)).status_code == 303
+        assert 'name="ttft_ms"' not in (await client.get(address)).text
 
     async def test_a_key_is_tightened_and_its_expiry_stays(
         self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant
@@ -258,6 +329,19 @@ class TestLimits:
         again = await client.post("/console/limits/request", data=ASKED | {"wanted": "9"})
         assert again.status_code == 409
         assert 'value="9"' in again.text
+
+    async def test_what_waits_can_be_withdrawn_and_asked_for_again(
+        self, client: httpx.AsyncClient, tenant: Tenant
+    ) -> None:
+        await client.post("/console/limits/request", data=ASKED)
+        page = (await client.get("/console/limits")).text
+        (address,) = re.findall(r'action="(/console/limits/requests/lrq_\w+/withdraw)"', page)
+        assert (await client.post(address)).status_code == 303
+        again = await client.post(address)
+        assert again.status_code == 409
+        assert "was withdrawn meanwhile" in again.text
+        assert "/withdraw" not in (await client.get("/console/limits")).text
+        assert (await client.post("/console/limits/request", data=ASKED)).status_code == 303
 
     @pytest.mark.parametrize(
         "changed",

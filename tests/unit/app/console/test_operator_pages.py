@@ -1,5 +1,6 @@
 """The operators' pages: who reaches them, what they change, and that names stay names."""
 
+import re
 from collections import deque
 
 import pytest
@@ -127,25 +128,42 @@ async def ask_for_limits(platform, tenant, reason="a new product", **changes):
 
 
 class TestRequests:
-    async def test_accepting_sets_the_limit_and_says_so_to_the_tenant(
+    async def test_approving_sets_the_limit_and_says_so_to_the_tenant(
         self, operator, client, platform, acme
     ):
         request_id = await ask_for_limits(platform, acme)
         page = (await operator.get("/console/requests")).text
         assert "a new product" in page
-        address = f"/console/requests/{request_id}/accept"
+        address = f"/console/requests/{request_id}/approve"
         assert (await operator.post(address)).status_code == 303
         async with platform.db.reading() as session:
             assert (await service.find_tenant(session, acme.id)).max_adapters == 30
-        assert (await audited(platform, "limits.accept"))[0].tenant_id == acme.id
+        assert (await audited(platform, "limits.approve"))[0].tenant_id == acme.id
         assert (await audited(platform, "tenant.update"))[0].detail["max_adapters"]["to"] == 30
         again = await operator.post(address)
         assert again.status_code == 409
-        assert "was accepted by" in again.text
+        assert "was approved meanwhile" in again.text
         client.cookies.clear()
         client.cookies.update(await sign_in(platform, await make_user(platform, acme)))
         shown = (await client.get("/console/limits")).text
-        assert ">accepted<" in shown
+        assert ">approved<" in shown
+
+    async def test_another_value_than_was_asked_can_be_approved(
+        self, operator, client, platform, acme
+    ):
+        request_id = await ask_for_limits(platform, acme, limit_name="requests_per_minute")
+        page = (await operator.get("/console/requests")).text
+        assert 'name="value" value="30"' in page
+        address = f"/console/requests/{request_id}/approve"
+        wrong = await operator.post(address, data={"value": "2.5"})
+        assert wrong.status_code == 400
+        assert re.search('name="value" value="2.5"[^>]*aria-invalid', wrong.text)
+        assert (await operator.post(address, data={"value": "1,200"})).status_code == 303
+        async with platform.db.reading() as session:
+            assert (await service.find_tenant(session, acme.id)).requests_per_minute == 1200
+        client.cookies.clear()
+        client.cookies.update(await sign_in(platform, await make_user(platform, acme)))
+        assert "at 1,200" in (await client.get("/console/limits")).text
 
     async def test_declining_needs_a_reason_which_the_tenant_reads(
         self, operator, client, platform, acme
@@ -167,7 +185,7 @@ class TestRequests:
         assert ">declined<" in shown
 
     async def test_an_unknown_request_is_a_404(self, operator):
-        for verb in ("accept", "decline"):
+        for verb in ("approve", "decline"):
             answer = await operator.post(f"/console/requests/lrq_x/{verb}", data={"answer": "no"})
             assert answer.status_code == 404
 

@@ -10,7 +10,13 @@ from app.webhooks import delivery
 from app.webhooks.sender import Sender
 from tests.factories import bearer
 
-EVENTS = ["version.ready", "version.rejected", "version.failed", "quota.threshold"]
+EVENTS = [
+    "version.ready",
+    "version.rejected",
+    "version.failed",
+    "quota.threshold",
+    "limits.decided",
+]
 
 
 class Hooks:
