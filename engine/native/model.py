@@ -49,11 +49,11 @@ _Model = _structure(
 )  # fmt: skip
 _Step = _structure(
     "Step", "model", "rows", "hidden", "position", "first_block", "tables", "x", "x_bf16", "gated",
-    "y", "q", "scratch", "scratch_bytes", "adapters", "lora", "arrived", "phases",
+    "y", "q", "scratch", "scratch_bytes", "adapters", "lora", "threads", "arrived", "phases",
 )  # fmt: skip
 _Logits = _structure(
     "Logits", "rows", "hidden", "norm", "epsilon", "head", "x", "high", "low", "logits", "scratch",
-    "scratch_bytes", "arrived", "phases", epsilon=ctypes.c_float, head=_Linear,
+    "scratch_bytes", "threads", "arrived", "phases", epsilon=ctypes.c_float, head=_Linear,
 )  # fmt: skip
 
 
@@ -130,6 +130,7 @@ class NativeLlama:
             scratch_bytes=self._scratch_bytes,
             adapters=0 if batch.lora is None else self._calls.begin(batch.lora),
             lora=self._calls.addresses.ctypes.data,
+            threads=threads,
             phases=self._fresh_phases(_PHASES_A_LAYER * self.config.layers),
         )
         self._run(self._library.forward, ctypes.addressof(step), threads, 0)
@@ -152,7 +153,7 @@ class NativeLlama:
             epsilon=self.config.norm_eps, head=self._head, x=x.data_ptr(), high=high.data_ptr(),
             low=low.data_ptr(), logits=logits.data_ptr(),
             scratch=self._scratch_for(threads).data_ptr(), scratch_bytes=self._scratch_bytes,
-            phases=self._fresh_phases(2),
+            threads=threads, phases=self._fresh_phases(2),
         )  # fmt: skip
         self._run(self._library.logits, ctypes.addressof(call), threads, 0)
         if lora is not None:
