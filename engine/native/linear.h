@@ -134,11 +134,6 @@ INLINE void expand(const uint8_t* p, uint16_t* w) {
     else expand_int8(p, w);
 }
 
-// Asks for what will be read soon, while this is computed: `next` lies beside `p` in step.
-INLINE void ask_for(const uint8_t* next, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);
-}
-
 // Two panels of codes, side by side in memory.
 struct Pair {
     const uint8_t* codes[2];
