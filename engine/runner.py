@@ -211,8 +211,10 @@ class CpuExecutor:
 
     def _draw(self, hidden: Tensor, sampling: list[tuple[PlanRow, int]]) -> dict[int, Sampled]:
         """Draws a token by sequence for each (row, its last position in hidden)."""
-        positions = torch.tensor([position for _, position in sampling])
-        logits = self._logits(hidden.index_select(0, positions), [row.slot for row, _ in sampling])
+        positions = [position for _, position in sampling]
+        if positions != list(range(len(hidden))):
+            hidden = hidden[positions]
+        logits = self._logits(hidden, [row.slot for row, _ in sampling])
         seqs = [row.seq for row, _ in sampling]
         return dict(zip(seqs, self._sampler.sample(logits, seqs), strict=True))
 

@@ -76,11 +76,15 @@ class CompiledLora(Lora):
 
     def linear(self, group: SliceGroup, batch: LoraBatch, x: Tensor, y: Tensor) -> None:
         self._check(x)
+        if not self._changes(group, batch):
+            return
         call = self._call(group)
         call.x, call.x_stride, call.tokens = x.data_ptr(), x.stride(0), 0
         self._start(call, batch, y)
 
     def embedding(self, group: SliceGroup, batch: LoraBatch, tokens: Tensor, y: Tensor) -> None:
+        if not self._changes(group, batch):
+            return
         tokens = tokens.to(torch.int64).contiguous()
         call = self._call(group)
         call.tokens = tokens.data_ptr()
@@ -98,6 +102,11 @@ class CompiledLora(Lora):
             call.y, call.y_stride = y.data_ptr(), group.width
             calls[index] = np.frombuffer(bytes(call), calls.dtype)[0]
         return PreparedCalls(calls, self._work)
+
+    def _changes(self, group: SliceGroup, batch: LoraBatch) -> bool:
+        """Whether an adapter of the batch changes a linear of the group, which wakes threads."""
+        rank = self.table.rank
+        return any(rank[slot, module] for slot in batch.adapters for module in group.modules)
 
     def _start(self, call: Call, batch: LoraBatch, y: Tensor) -> None:
         self._check(y)

@@ -108,6 +108,7 @@ class LoraBatch:
         self.rows, self.starts, self.lengths, self.slots = self.buffer[1:].reshape(4, capacity)
         self.adapter_rows = 0
         self.adapters: list[int] = []  # the distinct slots, ascending
+        self._built: npt.NDArray[np.int32] = np.zeros(0, np.int32)
 
     @property
     def chunk_count(self) -> int:
@@ -128,6 +129,9 @@ class LoraBatch:
         slots = np.asarray(row_slots, np.int32)
         if slots.size > self.capacity:
             raise ValueError(f"{slots.size} rows exceed the batch's capacity of {self.capacity}")
+        if np.array_equal(slots, self._built):
+            return  # as in most steps of a decode
+        self._built = slots.copy()
         order = np.argsort(slots, kind="stable")[np.count_nonzero(slots < 0) :]
         self.adapter_rows = order.size
         self.rows[: order.size] = order

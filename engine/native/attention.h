@@ -31,9 +31,11 @@ __attribute__((noinline)) void attend(const Context<E>& context, const float* q,
         int from = low > 0 ? low : 0, to = high < BLOCK - 1 ? high + 1 : BLOCK;
         const E* keys = context.keys + context.table[block] * context.block_stride;
         const E* values = context.values + context.table[block] * context.block_stride;
+        const int64_t after = context.table[block < context.last / BLOCK ? block + 1 : block] * context.block_stride;
         f32x16 part[HEADS][BLOCK];
         for (int t = 0; t < BLOCK; t++) {
             const E* key = keys + t * context.token_stride;
+            ask_for(context.keys + after + t * context.token_stride, DIM * sizeof(E));
             f32x16 dots[HEADS] = {};
             if (t >= from && t < to)
                 for (int v = 0; v < V; v++) {
@@ -59,6 +61,7 @@ __attribute__((noinline)) void attend(const Context<E>& context, const float* q,
         }
         for (int t = from; t < to; t++) {
             const E* value = values + t * context.token_stride;
+            ask_for(context.values + after + t * context.token_stride, DIM * sizeof(E));
             for (int v = 0; v < V; v++) {
                 f32x16 of = load(value + 16 * v);
                 for (int h = 0; h < HEADS; h++) total[h][v] += weights[h][t] * of;

@@ -49,8 +49,9 @@ struct Step {
     uint8_t* scratch;  // of each thread
     int64_t scratch_bytes;
     void (*adapters)(void*);       // none: no row uses an adapter
-    AdapterCall* const* lora;         // [layers, 4]
-    std::atomic<int64_t> arrived;  // threads
+    AdapterCall* const* lora;      // [layers, 4]
+    int64_t threads;
+    std::atomic<int64_t> arrived;
     Phase* phases;
 };
 
@@ -68,30 +69,51 @@ INLINE void normalize(const float* x, const float* weight, int64_t width, float 
     }
 }
 
+// Which two panels of a linear a thread multiplies, and where it will probably read next.
+struct Turn {
+    int64_t pair;
+    const uint8_t* next;
+};
+
 // y for a pair of panels and all rows; `sink(row, columns)` gets 32 numbers of each row.
 template <typename Sink>
-INLINE void product(const Linear& linear, int64_t pair, const uint16_t* const* terms, int64_t term_count,
-                    int64_t stride, int64_t rows, uint8_t* scratch, Sink sink) {
+INLINE void product(const Linear& linear, Turn turn, const uint16_t* const* terms, int64_t term_count, int64_t rows,
+                    uint8_t* scratch, Sink sink) {
     float* c = (float*)scratch;
     uint16_t* room = (uint16_t*)(scratch + TILE_ROWS * PAIR * 4);
-    bool both = 2 * pair + 1 < linear.panels();
-    const uint16_t* w0 = expanded(linear, 2 * pair, room);
-    const uint16_t* w1 = both ? expanded(linear, 2 * pair + 1, room + linear.inputs * PANEL) : w0;
+    int64_t inputs = linear.inputs, panel_bytes = linear.panel(1) - linear.panel(0);
+    bool both = 2 * turn.pair + 1 < linear.panels();
+    const uint8_t* codes = linear.panel(2 * turn.pair);
+    Pair pair = {{codes, both ? codes + panel_bytes : codes}, {turn.next, turn.next + panel_bytes},
+                 inputs, linear.group_bytes()};
+    bool widened = linear.kind == BF16, again = term_count > 1 || rows > TILE_ROWS;
+    uint16_t* w0 = widened ? (uint16_t*)pair.codes[0] : room;
+    uint16_t* w1 = widened ? (uint16_t*)pair.codes[1] : room + inputs * PANEL;
     f32x16 bias0 = {}, bias1 = {};
     if (linear.bias) {
-        bias0 = load(linear.bias + pair * PAIR);
-        if (both) bias1 = load(linear.bias + pair * PAIR + PANEL);
+        bias0 = load(linear.bias + turn.pair * PAIR);
+        if (both) bias1 = load(linear.bias + turn.pair * PAIR + PANEL);
     }
     for (int64_t first = 0; first < rows; first += TILE_ROWS) {
         int64_t count = rows - first < TILE_ROWS ? rows - first : TILE_ROWS;
-        for (int64_t term = 0; term < term_count; term++)
-            multiply(terms[term] + first * stride, stride, count, linear.inputs, w0, w1, c, term > 0);
+        for (int64_t term = 0; term < term_count; term++) {
+            const uint16_t* x = terms[term] + first * inputs;
+            if (widened) multiply(x, inputs, count, inputs, w0, w1, c, term > 0);
+            else if (linear.kind == INT4) expand_and_multiply<INT4>(pair, x, inputs, count, w0, w1, again, c);
+            else expand_and_multiply<INT8>(pair, x, inputs, count, w0, w1, again, c);
+            widened = true;
+        }
         for (int64_t row = 0; row < count; row++)
             sink(first + row, load(c + row * PAIR) + bias0, load(c + row * PAIR + PANEL) + bias1, both);
     }
 }
 
 INLINE int64_t pairs(const Linear& linear) { return (linear.panels() + 1) / 2; }
+
+INLINE Turn turn(const Member& member, const Linear& linear, int64_t pair, int64_t next, const Linear& then) {
+    if (next < 0) return {pair, then.panel(2 * member.first_of(pairs(then)))};
+    return {pair, linear.panel(2 * next)};
+}
 
 template <typename E>
 INLINE E* kv_row(const Model& m, int64_t layer, int64_t part) {
@@ -149,20 +171,22 @@ INLINE void attend_row(const Step& s, const Model& m, int64_t index, int64_t uni
 template <typename E>
 void forward(Step& s) {
     const Model& m = *s.model;
-    Tiles tiles;
-    Member member(s.phases);
-    uint8_t* scratch = s.scratch + s.arrived.fetch_add(1) * s.scratch_bytes;
+    Tiles tiles(s.rows);
+    int64_t index_here = s.arrived.fetch_add(1);
+    Member member(s.phases, index_here, s.threads);
+    uint8_t* scratch = s.scratch + index_here * s.scratch_bytes;
     int64_t row_groups = (s.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     auto each_row = [&](auto&& work) {
-        member.share(row_groups, [&](int64_t unit) {
+        member.share(row_groups, [&](int64_t unit, int64_t) {
             int64_t end = (unit + 1) * ROWS_AT_ONCE;
             for (int64_t row = unit * ROWS_AT_ONCE; row < (end < s.rows ? end : s.rows); row++) work(row);
         });
     };
-    auto linear = [&](const Linear& of, const uint16_t* x, auto&& sink) {
+    // `then`: the linear whose codes are read after this one's.
+    auto linear = [&](const Linear& of, const Linear& then, const uint16_t* x, auto&& sink) {
         const uint16_t* terms[] = {x};
-        member.share(pairs(of), [&](int64_t pair) {
-            product(of, pair, terms, 1, of.inputs, s.rows, scratch,
+        member.share(pairs(of), [&](int64_t pair, int64_t next) {
+            product(of, turn(member, of, pair, next, then), terms, 1, s.rows, scratch,
                     [&](int64_t row, f32x16 a, f32x16 b, bool both) { sink(pair, row, a, b, both); });
         });
     };
@@ -179,16 +203,16 @@ void forward(Step& s) {
         member.join([&] { s.adapters(call); }, [&] { return call->next_unit.load() >= call->units; });
     };
     // With adapters, a linear that ends in the residual stream takes two phases more.
-    auto onto_hidden = [&](const Linear& of, const uint16_t* x, int64_t index, int64_t kind) {
+    auto onto_hidden = [&](const Linear& of, const Linear& then, const uint16_t* x, int64_t index, int64_t kind) {
         if (!s.adapters) {
-            linear(of, x, [&](int64_t pair, int64_t row, f32x16 a, f32x16 b, bool both) {
+            linear(of, then, x, [&](int64_t pair, int64_t row, f32x16 a, f32x16 b, bool both) {
                 float* to = s.hidden + row * m.hidden + pair * PAIR;
                 store(to, load(to) + a);
                 if (both) store(to + PANEL, load(to + PANEL) + b);
             });
             return;
         }
-        linear(of, x, store_at(s.y, of.outputs));
+        linear(of, then, x, store_at(s.y, of.outputs));
         adapt(index, kind);
         each_row([&](int64_t row) {
             float *to = s.hidden + row * m.hidden, *from = s.y + row * m.hidden;
@@ -202,22 +226,24 @@ void forward(Step& s) {
             normalize(s.hidden + row * m.hidden, layer.input_norm, m.hidden, m.epsilon,
                       s.x + row * m.hidden, s.x_bf16 + row * m.hidden);
         });
-        linear(layer.qkv, s.x_bf16, store_at(s.y, layer.qkv.outputs));
+        linear(layer.qkv, layer.o, s.x_bf16, store_at(s.y, layer.qkv.outputs));
         adapt(index, 0);
         each_row([&](int64_t row) { place<E>(s, m, layer, index, row); });
-        member.share(s.rows * m.kv_heads, [&](int64_t unit) { attend_row<E>(s, m, index, unit, m.heads * m.head_dim); });
-        onto_hidden(layer.o, s.x_bf16, index, 1);
+        member.share(s.rows * m.kv_heads, [&](int64_t unit, int64_t) {
+            attend_row<E>(s, m, index, unit, m.heads * m.head_dim);
+        });
+        onto_hidden(layer.o, layer.gate_up, s.x_bf16, index, 1);
         each_row([&](int64_t row) {
             normalize(s.hidden + row * m.hidden, layer.mlp_norm, m.hidden, m.epsilon,
                       s.x + row * m.hidden, s.x_bf16 + row * m.hidden);
         });
         auto gated = [](f32x16 gate, f32x16 up) { return gate / (1.f + exponential(-gate)) * up; };
         if (!s.adapters) {
-            linear(layer.gate_up, s.x_bf16, [&](int64_t pair, int64_t row, f32x16 a, f32x16 b, bool) {
+            linear(layer.gate_up, layer.down, s.x_bf16, [&](int64_t pair, int64_t row, f32x16 a, f32x16 b, bool) {
                 store(s.gated + row * m.inner + pair * PANEL, gated(a, b));
             });
         } else {
-            linear(layer.gate_up, s.x_bf16, [&](int64_t pair, int64_t row, f32x16 a, f32x16 b, bool) {
+            linear(layer.gate_up, layer.down, s.x_bf16, [&](int64_t pair, int64_t row, f32x16 a, f32x16 b, bool) {
                 float* to = s.y + row * 2 * m.inner + pair * PANEL;
                 store(to, a);
                 store(to + m.inner, b);
@@ -232,7 +258,8 @@ void forward(Step& s) {
                 }
             });
         }
-        onto_hidden(layer.down, s.gated, index, 3);
+        const Linear& after = index + 1 < m.layer_count ? m.layers[index + 1].qkv : layer.down;
+        onto_hidden(layer.down, after, s.gated, index, 3);
     }
 }
 
@@ -247,7 +274,7 @@ struct Logits {
     uint16_t* low;    // bf16 of what `high` lacks: logits are sums of fp32 activations
     float* logits;    // [rows, outputs]
     uint8_t* scratch;
-    int64_t scratch_bytes;
+    int64_t scratch_bytes, threads;
     std::atomic<int64_t> arrived;
     Phase* phases;
 };
@@ -282,25 +309,26 @@ void loramux_forward(void* argument) {
 
 void loramux_adapters(void* argument) {
     static thread_local Room room;
-    Tiles tiles;
+    Tiles tiles(TILE_ROWS);
     AdapterPass(*(AdapterCall*)argument, room).run();
 }
 
 void loramux_logits(void* argument) {
     Logits& s = *(Logits*)argument;
-    Tiles tiles;
-    Member member(s.phases);
-    uint8_t* scratch = s.scratch + s.arrived.fetch_add(1) * s.scratch_bytes;
+    Tiles tiles(s.rows);
+    int64_t index = s.arrived.fetch_add(1);
+    Member member(s.phases, index, s.threads);
+    uint8_t* scratch = s.scratch + index * s.scratch_bytes;
     int64_t width = s.head.inputs;
-    member.share(s.rows, [&](int64_t row) {
+    member.share(s.rows, [&](int64_t row, int64_t) {
         float* x = s.x + row * width;
         uint16_t *high = s.high + row * width, *low = s.low + row * width;
         normalize(s.hidden + row * width, s.norm, width, s.epsilon, x, high);
         for (int64_t i = 0; i < width; i += 16) store(low + i, load(x + i) - load(high + i));
     });
     const uint16_t* terms[] = {s.high, s.low};
-    member.share(pairs(s.head), [&](int64_t pair) {
-        product(s.head, pair, terms, 2, width, s.rows, scratch,
+    member.share(pairs(s.head), [&](int64_t pair, int64_t next) {
+        product(s.head, turn(member, s.head, pair, next, s.head), terms, 2, s.rows, scratch,
                 [&](int64_t row, f32x16 a, f32x16 b, bool both) {
                     float* to = s.logits + row * s.head.outputs + pair * PAIR;
                     store(to, a);

@@ -91,22 +91,32 @@ static void expand_int4(const uint8_t* p, uint16_t* w) {
 }
 
 // INT8: 16 fp16 scales, then in four quarters of 4 input pairs the same with a byte a pair.
+//
+// A byte q + 128 in the middle of 32768's fraction makes 32896 + q, so one fma gives scale q exactly.
 static void expand_int8(const uint8_t* p, uint16_t* w) {
 #ifdef HAS_BF16
     const __m512i low = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    const __m512i byte = _mm512_set1_epi32(0xff00), shifted = _mm512_set1_epi32(0x47008000);
     __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+    __m512 offset = _mm512_mul_ps(scale, _mm512_set1_ps(-32896.f));
     __m512 scale_low = _mm512_permutexvar_ps(low, scale), scale_high = _mm512_permutexvar_ps(high, scale);
+    __m512 offset_low = _mm512_permutexvar_ps(low, offset), offset_high = _mm512_permutexvar_ps(high, offset);
+    auto put = [&](int pair, __m512i a, __m512i b) {
+        constexpr int AND_THEN_XOR = 0x6a;
+        __m512 x = (__m512)_mm512_ternarylogic_epi32(a, byte, shifted, AND_THEN_XOR);
+        __m512 y = (__m512)_mm512_ternarylogic_epi32(b, byte, shifted, AND_THEN_XOR);
+        x = _mm512_fmadd_ps(x, scale_low, offset_low);
+        y = _mm512_fmadd_ps(y, scale_high, offset_high);
+        _mm512_store_si512(w + 32 * pair, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+    };
+#pragma GCC unroll 4
     for (int quarter = 0; quarter < 4; quarter++) {
         __m512i a = _mm512_loadu_si512(p + 32 + 128 * quarter), b = _mm512_loadu_si512(p + 96 + 128 * quarter);
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            __m512i x = _mm512_srai_epi32(_mm512_slli_epi32(a, 24 - 8 * i), 24);
-            __m512i y = _mm512_srai_epi32(_mm512_slli_epi32(b, 24 - 8 * i), 24);
-            _mm512_store_si512(w + 32 * (4 * quarter + i),
-                               (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(_mm512_cvtepi32_ps(y), scale_high),
-                                                            _mm512_mul_ps(_mm512_cvtepi32_ps(x), scale_low)));
-        }
+        put(4 * quarter, _mm512_slli_epi32(a, 8), _mm512_slli_epi32(b, 8));
+        put(4 * quarter + 1, a, b);
+        put(4 * quarter + 2, _mm512_srli_epi32(a, 8), _mm512_srli_epi32(b, 8));
+        put(4 * quarter + 3, _mm512_srli_epi32(a, 16), _mm512_srli_epi32(b, 16));
     }
 #else
     for (int quarter = 0; quarter < 4; quarter++)
@@ -118,63 +128,94 @@ static void expand_int8(const uint8_t* p, uint16_t* w) {
 #endif
 }
 
-// A panel in bf16: the stored one itself, or `room` [inputs * 16] filled.
-static __attribute__((noinline)) const uint16_t* expanded(const Linear& linear, int64_t panel, uint16_t* room) {
-    const uint8_t* p = linear.panel(panel);
-    if (linear.kind == BF16) return (const uint16_t*)p;
-    int64_t groups = linear.inputs / GROUP;
-    for (int64_t g = 0; g < groups; g++, p += linear.group_bytes()) {
-        __builtin_prefetch(p + 4 * linear.group_bytes());
-        if (linear.kind == INT4) expand_int4(p, room + g * GROUP_ELEMENTS);
-        else expand_int8(p, room + g * GROUP_ELEMENTS);
-    }
-    return room;
+template <int64_t KIND>
+INLINE void expand(const uint8_t* p, uint16_t* w) {
+    if (KIND == INT4) expand_int4(p, w);
+    else expand_int8(p, w);
 }
 
-// c [32, 32] (+)= x [32, inputs] times two panels; `rows` of them matter, the others may be anything.
-// `panels` 1: the second half of c's columns is left alone.
-static __attribute__((noinline)) void multiply(const uint16_t* x, int64_t stride, int64_t rows, int64_t inputs, const uint16_t* w0,
-                     const uint16_t* w1, float* c, bool onto) {
+// Two panels of codes, side by side in memory.
+struct Pair {
+    const uint8_t* codes[2];
+    const uint8_t* next[2];  // the panels that this thread probably reads after these
+    int64_t inputs, group_bytes;
+};
+
+template <int64_t KIND>
+INLINE void expand_group(const Pair& pair, int64_t g, uint16_t* w0, uint16_t* w1) {
+    int64_t at = g * pair.group_bytes;
+    ask_for(pair.next[0] + at, pair.group_bytes);
+    ask_for(pair.next[1] + at, pair.group_bytes);
+    expand<KIND>(pair.codes[0] + at, w0);
+    expand<KIND>(pair.codes[1] + at, w1);
+}
+
 #if defined(HAS_AMX)
-    asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
-    float *c1 = c + PANEL, *c2 = c + 16 * PAIR, *c3 = c2 + PANEL;
-    if (onto) {
-        _tile_loadd(0, c, PAIR * 4);
-        _tile_loadd(1, c1, PAIR * 4);
-        _tile_loadd(2, c2, PAIR * 4);
-        _tile_loadd(3, c3, PAIR * 4);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
+// The matrix unit: tiles 0 and 1 sum rows 0 .. 15 of two panels' outputs, 2 and 3 those of rows 16 .. 31.
+template <bool LOWER>
+INLINE void clear_sums() {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (LOWER) {
         _tile_zero(2);
         _tile_zero(3);
     }
-    if (rows > 16) {
-        const uint16_t* lower = x + 16 * stride;
-        for (int64_t k = 0; k < inputs; k += GROUP) {
-            _tile_loadd(4, x + k, stride * 2);
-            _tile_loadd(6, w0 + k * PANEL, 64);
-            _tile_loadd(7, w1 + k * PANEL, 64);
-            _tile_loadd(5, lower + k, stride * 2);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-        _tile_stored(2, c2, PAIR * 4);
-        _tile_stored(3, c3, PAIR * 4);
-    } else {
-        for (int64_t k = 0; k < inputs; k += GROUP) {
-            _tile_loadd(4, x + k, stride * 2);
-            _tile_loadd(6, w0 + k * PANEL, 64);
-            _tile_loadd(7, w1 + k * PANEL, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-        }
+}
+
+template <bool LOWER>
+INLINE void load_sums(const float* c) {
+    _tile_loadd(0, c, PAIR * 4);
+    _tile_loadd(1, c + PANEL, PAIR * 4);
+    if (LOWER) {
+        _tile_loadd(2, c + 16 * PAIR, PAIR * 4);
+        _tile_loadd(3, c + 16 * PAIR + PANEL, PAIR * 4);
     }
+}
+
+template <bool LOWER>
+INLINE void store_sums(float* c) {
     _tile_stored(0, c, PAIR * 4);
-    _tile_stored(1, c1, PAIR * 4);
+    _tile_stored(1, c + PANEL, PAIR * 4);
+    if (LOWER) {
+        _tile_stored(2, c + 16 * PAIR, PAIR * 4);
+        _tile_stored(3, c + 16 * PAIR + PANEL, PAIR * 4);
+    }
     asm volatile("" ::: "memory");
+}
+
+// 32 inputs of x with those of both panels.
+template <bool LOWER>
+INLINE void add_group(const uint16_t* x, int64_t stride, const uint16_t* w0, const uint16_t* w1) {
+    asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
+    _tile_loadd(4, x, stride * 2);
+    _tile_loadd(6, w0, 64);
+    _tile_loadd(7, w1, 64);
+    if (LOWER) _tile_loadd(5, x + 16 * stride, stride * 2);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (LOWER) {
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+}
+
+template <bool LOWER>
+INLINE void multiply_tiles(const uint16_t* x, int64_t stride, int64_t inputs, const uint16_t* w0, const uint16_t* w1,
+                           float* c, bool onto) {
+    if (onto) load_sums<LOWER>(c);
+    else clear_sums<LOWER>();
+    for (int64_t k = 0; k < inputs; k += GROUP) add_group<LOWER>(x + k, stride, w0 + k * PANEL, w1 + k * PANEL);
+    store_sums<LOWER>(c);
+}
+
+#endif
+
+// c [32, 32] (+)= x [32, inputs] times two panels; `rows` of them matter, the others may be anything.
+static __attribute__((noinline)) void multiply(const uint16_t* x, int64_t stride, int64_t rows, int64_t inputs,
+                                               const uint16_t* w0, const uint16_t* w1, float* c, bool onto) {
+#if defined(HAS_AMX)
+    if (rows > 16) multiply_tiles<true>(x, stride, inputs, w0, w1, c, onto);
+    else multiply_tiles<false>(x, stride, inputs, w0, w1, c, onto);
 #elif defined(HAS_BF16)
     constexpr int AT_ONCE = 8;
     for (int64_t first = 0; first < rows; first += AT_ONCE) {
@@ -221,12 +262,49 @@ static __attribute__((noinline)) void multiply(const uint16_t* x, int64_t stride
 #endif
 }
 
-// The matrix unit's registers, for as long as this thread uses them here. Other libraries find them
-// as they left them.
+#if defined(HAS_AMX)
+// `expand_and_multiply` in step: what was widened two groups before is multiplied while the vector
+// unit widens. Unless told to `keep`, only the last four groups stay.
+template <int64_t KIND, bool LOWER>
+static __attribute__((noinline)) void expand_beside(const Pair& pair, const uint16_t* x, int64_t stride, uint16_t* w0,
+                                                    uint16_t* w1, bool keep, float* c) {
+    constexpr int64_t LAG = 2, RING = 4;
+    const int64_t groups = pair.inputs / GROUP, mask = keep ? -1 : RING - 1;
+    clear_sums<LOWER>();
+    for (int64_t g = 0; g < groups + LAG; g++) {
+        if (g < groups) {
+            int64_t to = (g & mask) * GROUP_ELEMENTS;
+            expand_group<KIND>(pair, g, w0 + to, w1 + to);
+        }
+        if (g >= LAG) {
+            int64_t from = ((g - LAG) & mask) * GROUP_ELEMENTS;
+            add_group<LOWER>(x + (g - LAG) * GROUP, stride, w0 + from, w1 + from);
+        }
+    }
+    store_sums<LOWER>(c);
+}
+#endif
+
+// `multiply` for codes that are widened on the way. They stay in w0 and w1 [inputs * 16] if told to `keep`.
+template <int64_t KIND>
+INLINE void expand_and_multiply(const Pair& pair, const uint16_t* x, int64_t stride, int64_t rows, uint16_t* w0,
+                                uint16_t* w1, bool keep, float* c) {
+#if defined(HAS_AMX)
+    if (rows > 16) expand_beside<KIND, true>(pair, x, stride, w0, w1, keep, c);
+    else expand_beside<KIND, false>(pair, x, stride, w0, w1, keep, c);
+#else
+    for (int64_t g = 0; g < pair.inputs / GROUP; g++)
+        expand_group<KIND>(pair, g, w0 + g * GROUP_ELEMENTS, w1 + g * GROUP_ELEMENTS);
+    multiply(x, stride, rows, pair.inputs, w0, w1, c, false);
+#endif
+}
+
+// The matrix unit's registers, for as long as this thread uses them here: for `rows` rows of x.
+// Other libraries find them as they left them.
 class Tiles {
 public:
 #ifdef HAS_AMX
-    Tiles() {
+    explicit Tiles(int64_t rows) {
         _tile_storeconfig(before_);
         alignas(64) uint8_t config[64] = {};
         config[0] = 1;
@@ -234,6 +312,8 @@ public:
             config[16 + 2 * tile] = 64;
             config[48 + tile] = 16;
         }
+        const int of_first_rows[] = {0, 1, 4};
+        for (int tile : of_first_rows) config[48 + tile] = rows < 16 ? rows : 16;
         _tile_loadconfig(config);
     }
     ~Tiles() {
@@ -244,7 +324,7 @@ public:
 private:
     alignas(64) uint8_t before_[64];
 #else
-    Tiles() {}
+    explicit Tiles(int64_t) {}
 #endif
 };
 

@@ -50,11 +50,11 @@ _Model = _structure(
 )  # fmt: skip
 _Step = _structure(
     "Step", "model", "rows", "hidden", "position", "first_block", "tables", "x", "x_bf16", "gated",
-    "y", "q", "scratch", "scratch_bytes", "adapters", "lora", "arrived", "phases",
+    "y", "q", "scratch", "scratch_bytes", "adapters", "lora", "threads", "arrived", "phases",
 )  # fmt: skip
 _Logits = _structure(
     "Logits", "rows", "hidden", "norm", "epsilon", "head", "x", "high", "low", "logits", "scratch",
-    "scratch_bytes", "arrived", "phases", epsilon=ctypes.c_float, head=_Linear,
+    "scratch_bytes", "threads", "arrived", "phases", epsilon=ctypes.c_float, head=_Linear,
 )  # fmt: skip
 
 
@@ -131,6 +131,7 @@ class NativeLlama:
             scratch_bytes=self._scratch_bytes,
             adapters=0 if batch.lora is None else self._calls.begin(batch.lora),
             lora=self._calls.addresses.ctypes.data,
+            threads=threads,
             phases=self._fresh_phases(_PHASES_A_LAYER * self.config.layers),
         )
         self._run(self._library.forward, ctypes.addressof(step), threads, 0)
@@ -141,19 +142,16 @@ class NativeLlama:
 
         The result is overwritten by the next call.
         """
-        rows, width = hidden.shape
+        rows = hidden.shape[0]
         hidden = hidden.contiguous()
-        padded = -(-rows // _TILE_ROWS) * _TILE_ROWS
-        x = torch.empty(rows, width)
-        high, low = torch.empty(2, padded, width, dtype=torch.bfloat16)
-        logits = self._logits_for(rows)
+        x, high, low, logits = self._head_buffers(rows)
         threads = torch.get_num_threads()
         call = _Logits(
             rows=rows, hidden=hidden.data_ptr(), norm=self._norm.data_ptr(),
             epsilon=self.config.norm_eps, head=self._head, x=x.data_ptr(), high=high.data_ptr(),
             low=low.data_ptr(), logits=logits.data_ptr(),
             scratch=self._scratch_for(threads).data_ptr(), scratch_bytes=self._scratch_bytes,
-            phases=self._fresh_phases(2),
+            threads=threads, phases=self._fresh_phases(2),
         )  # fmt: skip
         self._run(self._library.logits, ctypes.addressof(call), threads, 0)
         if lora is not None:
@@ -220,7 +218,7 @@ class NativeLlama:
 
     def _buffers(self, max_rows: int) -> None:
         config = self.config
-        padded = -(-max_rows // _TILE_ROWS) * _TILE_ROWS
+        padded = _padded(max_rows)
         widest_in = max(config.hidden_size, config.q_width)
         widest_out = max(config.q_width + 2 * config.kv_width, 2 * config.intermediate_size)
         fp32, bf16 = torch.float32, torch.bfloat16
@@ -233,17 +231,24 @@ class NativeLlama:
         self._scratch_bytes = _TILE_ROWS * 32 * 4 + 2 * deepest * 16 * 2
         self._scratch = self._region.take(0)
         self._logits = self._buffer(_LOGIT_ROWS * config.vocab_size, torch.float32)
+        self._head_views: tuple[Tensor, Tensor, Tensor, Tensor] = (self._logits[:0],) * 4
         phases = _PHASES_A_LAYER * config.layers
         self._phases = torch.zeros(phases * _PHASE_BYTES, dtype=torch.uint8)
 
     def _buffer(self, elements: int, dtype: torch.dtype) -> Tensor:
         return self._region.take(elements * dtype.itemsize).view(dtype)
 
-    def _logits_for(self, rows: int) -> Tensor:
-        needed = rows * self.config.vocab_size
+    def _head_buffers(self, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x: [rows, hidden] fp32; its two terms, bf16, rows padded to 32; [rows, vocab] fp32."""
+        config = self.config
+        needed = rows * config.vocab_size
         if self._logits.numel() < needed:
             self._logits = self._buffer(needed, torch.float32)
-        return self._logits[:needed].view(rows, -1)
+        if self._head_views[3].shape[0] != rows:
+            x = torch.empty(rows, config.hidden_size)
+            terms = torch.empty(2, _padded(rows), config.hidden_size, dtype=torch.bfloat16)
+            self._head_views = (x, terms[0], terms[1], self._logits[:needed].view(rows, -1))
+        return self._head_views
 
     def _scratch_for(self, threads: int) -> Tensor:
         if self._scratch.numel() < threads * self._scratch_bytes:
@@ -251,5 +256,10 @@ class NativeLlama:
         return self._scratch
 
     def _fresh_phases(self, count: int) -> int:
-        self._phases[: count * _PHASE_BYTES].zero_()
-        return self._phases.data_ptr()
+        address = self._phases.data_ptr()
+        ctypes.memset(address, 0, count * _PHASE_BYTES)
+        return address
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // _TILE_ROWS) * _TILE_ROWS

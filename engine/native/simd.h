@@ -12,6 +12,11 @@ typedef uint16_t u16x16 __attribute__((vector_size(32)));
 
 #define INLINE static inline __attribute__((always_inline))
 
+// Starts to read what will be wanted soon; any address will do.
+INLINE void ask_for(const void* p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i);
+}
+
 INLINE f32x16 load(const float* p) {
     f32x16 v;
     memcpy(&v, p, sizeof v);

@@ -53,6 +53,14 @@ class TestLoraBatch:
             if before.slot == after.slot:
                 assert before.length == 4
 
+    def test_a_batch_that_comes_again_after_another_is_described_again(self):
+        batch = LoraBatch(4, 4)
+        for slots, chunks in (([2, 2], [(2, 0, 2)]), ([5], [(5, 0, 1)]), ([2, 2], [(2, 0, 2)])):
+            for _ in range(2):
+                batch.build(slots)
+                assert batch.chunks() == chunks
+                assert batch.adapters == [slots[0]]
+
     def test_a_batch_without_rows_has_no_chunks(self):
         batch = LoraBatch(4, 4)
         batch.build([])
