@@ -43,6 +43,7 @@ class Bench:
     folder: Path
     rounds: int
     seconds: float  # of arrivals, of one arm in one round
+    load: float = 0.8  # share of capacity, where adapters are twice what fits
 
     def engine(self, name: str, **settings: object) -> LiveEngine:
         return LiveEngine(self.base, self.folder / name, **settings)
@@ -55,7 +56,7 @@ class Bench:
 
 
 def twice_what_fits(bench: Bench) -> list[Finding]:
-    """Rank-16 adapters, uniform popularity, half of the capacity: as many as fit, twice as many."""
+    """Rank-16 adapters, uniform popularity, steady load: as many as fit, and twice as many."""
     figures, fits = Figures(), 4
     base = Workload(
         "uniform", adapters=fits, tenants=fits, ranks=(16,), prompt=PROMPT, output=OUTPUT
@@ -71,7 +72,7 @@ def twice_what_fits(bench: Bench) -> list[Finding]:
         "twice", arena_bytes=total * block_bytes, adapter_share=(fits * extents + 0.5) / total
     )
     with closing(engine):
-        rate = 0.5 * _capacity(engine, base)
+        rate = bench.load * _capacity(engine, base)
         for seed in range(1, bench.rounds + 1):
             arms: dict[int, LiveResult] = {}
             for count in _turns(seed, (fits, 2 * fits)):
@@ -285,6 +286,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--figure", nargs="+", choices=list(FIGURES), default=list(FIGURES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals, of one arm")
+    parser.add_argument(
+        "--load", type=float, default=0.8, help="where adapters are twice what fits"
+    )
     parser.add_argument("--base", type=Path, default=packaged_base_model())
     parser.add_argument("--json", type=Path, help="write every figure here")
     arguments = parser.parse_args(argv)
@@ -293,7 +297,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         question, measure = FIGURES[name]
         began_s = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(arguments.base, Path(folder), arguments.rounds, arguments.seconds)
+            bench = Bench(
+                arguments.base, Path(folder), arguments.rounds, arguments.seconds, arguments.load
+            )
             findings = measure(bench)
         print_experiment(print, name, Experiment(question, lambda setting: []), findings)
         print(f"{time.perf_counter() - began_s:.0f} s", flush=True)
