@@ -130,7 +130,7 @@ class Scheduler:
         if self._policy.keeps_budgets:
             prefill_ms = self._times.mean_ms(StepShape().with_chunk(0, sequence.length))
             share = min(0.5, URGENT_SHARE * self._policy.attainment.gain(call.tenant))
-            call.set_turn(self._config.queue_aging_ms, prefill_ms, share)
+            sequence.turn_by_first_token(self._config.queue_aging_ms, prefill_ms, share)
         usable = True
         if call.request.adapter is not None:
             usable = self._pool.enqueue(sequence, now_ms)
@@ -525,6 +525,7 @@ class Scheduler:
         child = self._new_sequence(call, choice)
         call.sequences.append(child)
         child.charged = leader.charged
+        child.turn_like(leader)
         child.hashes = list(leader.hashes)
         last = len(call.request.prompt) - 1
         shared = leader.blocks[: last // BLOCK_TOKENS]
@@ -587,6 +588,8 @@ class Scheduler:
 
     def _wait_again(self, sequence: Sequence, now_ms: float) -> None:
         adapter = sequence.call.request.adapter
+        if self._policy.keeps_budgets:
+            sequence.turn_by_next_token()
         sequence.state = SequenceState.LOADING
         if adapter is not None:
             self._pool.wait(sequence, now_ms)
