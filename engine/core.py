@@ -123,9 +123,9 @@ class EngineCore:
         copy_bytes = config.arena_bytes
         if self._scheduler.running:
             step_ms = self.step_times.mean_ms(self._scheduler.shape)
-            copy_bytes = self._pool.pace.bytes_now(step_ms)
+            copy_bytes = self._pool.places.pace.bytes_now(step_ms)
         events: PoolEvents = self._pool.advance(now_ms, self._scheduler.needed_blocks, copy_bytes)
-        for adapter in self._pool.overdue(now_ms):
+        for adapter in self._pool.places.overdue(now_ms):
             self._scheduler.clear_adapter(adapter, now_ms)
         for sequence in events.usable:
             self._scheduler.make_ready(sequence, now_ms)

@@ -667,7 +667,7 @@ class Scheduler:
             chunk=chunk,
             own_turn_ms=self._backlogs.own_turn_ms(call.tenant, prompt, now_ms, token_ms),
             answer_tokens=answer_tokens,
-            adapter_ms=0.0 if adapter is None else self._pool.expected_ms(adapter, now_ms),
+            adapter_ms=0.0 if adapter is None else self._pool.expected_ms(adapter),
             overtaking=self._overtaking(call, now_ms, token_ms, answer_tokens),
             percentile=call.request.budget.percentile,
         )
