@@ -128,6 +128,15 @@ class Sequence:
         return min(tpot_ms - (now_ms - self.last_token_ms), max(due_ms - now_ms, 0.5 * tpot_ms))
 
     @property
+    def places(self) -> int:
+        """Places among the running that it takes, choices that will branch off included."""
+        return 1 if self.call.forked else self.call.request.choices
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.call.request.prompt_logprobs is not None and not self.call.forked
+
+    @property
     def pending(self) -> int:
         """Tokens whose KV is still to be computed; 1 is a decode."""
         return self.length - self.computed
