@@ -91,11 +91,19 @@ class Loads:
             elif (outcome := self._take_in(event, now_ms)) is not None:
                 yield outcome
 
-    def start(self, now_ms: float) -> None:
-        """Begins what can be begun: blobs that there is host memory for, then further loads."""
+    def start(self, now_ms: float) -> list[Failed]:
+        """Begins what can be begun: blobs that there is host memory for, then further loads.
+
+        Those that a limit lowered meanwhile has made too large are returned.
+        """
+        failed = []
         for _ in range(len(self._measured)):
             entry = self._measured.popleft()
-            if self._make_room(entry, now_ms):
+            misfit = self._misfit(entry)
+            if misfit is not None:
+                failed.append(misfit)
+                self._measured.append(entry)
+            elif self._make_room(entry, now_ms):
                 entry.stage = Stage.BUILDING
                 self._under_way += 1
                 self._loader.build(entry.ref)
@@ -110,6 +118,7 @@ class Loads:
             following.since_ms = now_ms
             self._under_way += 1
             self._loader.measure(following.ref)
+        return failed
 
     def _make_room(self, entry: Entry, now_ms: float) -> bool:
         """Sets host memory aside for a measured adapter, if others' copies there can go."""

@@ -210,7 +210,8 @@ class AdapterPool:
                 self._fail(outcome, events)
             else:
                 self._in_host_memory(outcome)
-        self._loads.start(now_ms)
+        for failed in self._loads.start(now_ms):
+            self._fail(failed, events)
         for failed in self.places.take_turns(now_ms):
             self._fail(failed, events)
         for failed in self.places.fill(now_ms, needed_blocks):
