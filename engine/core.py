@@ -104,7 +104,7 @@ class EngineCore:
 
     def _planned(self, now_ms: float) -> Step | None:
         plan = self._scheduler.schedule(now_ms)
-        return None if plan is None else Step(plan, self._scheduler.shape)
+        return None if plan is None else Step(plan, self._scheduler.planner.shape)
 
     @property
     def has_work(self) -> bool:
@@ -121,11 +121,12 @@ class EngineCore:
         config = self._config
         # nobody's tokens are held up by a copy when nobody is running
         copy_bytes = config.arena_bytes
-        if self._scheduler.running:
-            step_ms = self.step_times.mean_ms(self._scheduler.shape)
-            copy_bytes = self._pool.pace.bytes_now(step_ms)
-        events: PoolEvents = self._pool.advance(now_ms, self._scheduler.needed_blocks, copy_bytes)
-        for adapter in self._pool.overdue(now_ms):
+        running = self._scheduler.running
+        if running:
+            step_ms = self.step_times.mean_ms(self._scheduler.planner.shape)
+            copy_bytes = self._pool.places.pace.bytes_now(step_ms)
+        events: PoolEvents = self._pool.advance(now_ms, running.needed_blocks, copy_bytes)
+        for adapter in self._pool.places.overdue(now_ms):
             self._scheduler.clear_adapter(adapter, now_ms)
         for sequence in events.usable:
             self._scheduler.make_ready(sequence, now_ms)
@@ -160,7 +161,7 @@ class EngineCore:
 
     def _attribute(self, plan: StepPlan, result: StepResult, since_ms: float) -> None:
         """Charges the requests of a step for it, those that end with it too."""
-        running, nbytes = self._scheduler.sequences, self._pool.nbytes
+        running, nbytes = self._scheduler.running.sequences, self._pool.nbytes
         now_ms = self._clock.now_ms()
         self._attribution.charge_step(plan, result.duration_ms, running, nbytes, since_ms, now_ms)
 
@@ -354,7 +355,7 @@ class EngineCore:
             return
         refusal = refuse_late(
             call,
-            self._scheduler,
+            self._scheduler.outlook,
             self.step_times,
             self._policy.attainment.margin(call.tenant),
             now_ms,

@@ -30,6 +30,9 @@ URGENT_LEAD = 2048.0
 """How far above the tenant served least one may be, by weight, and still go first when urgent."""
 URGENT_SHARE = 0.25
 """A request is urgent once this share of its time to the first token is all that is left."""
+URGENT_TOKENS = 4.0
+"""One that was set aside after its first token is urgent once its next one is due in the time that
+its budget allows for so many."""
 
 PolicyName = Literal["slo", "vtc", "fcfs"]
 

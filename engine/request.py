@@ -6,7 +6,7 @@ from enum import Enum
 
 from engine.attribution import Cost
 from engine.kv_blocks import block_hash
-from engine.policy import SYSTEM_TENANT
+from engine.policy import SYSTEM_TENANT, URGENT_TOKENS
 from engine.types import (
     BLOCK_TOKENS,
     FinishReason,
@@ -51,6 +51,10 @@ class Sequence:
     first_token_ms: float | None = None
     last_token_ms: float = 0.0
     skipped: int = 0  # steps in a row that went without its decode
+    turn_ms: float = 0.0  # its place among its tenant's; see engine/waiting.py
+    urgent_ms: float = math.inf
+    lost_ms: float = math.inf
+    patience_ms: float = 0.0  # the turn of one without a budget
     prompt_tokens: int = field(init=False)
     length: int = field(init=False)  # of prompt and generated; read some thousand times a step
     tpot_ms: float | None = field(init=False)  # its budget
@@ -73,21 +77,43 @@ class Sequence:
     def arrival_ms(self) -> float:
         return self.call.arrival_ms
 
-    @property
-    def turn_ms(self) -> float:
-        return self.call.turn_ms
+    def turn_by_first_token(
+        self, patience_ms: float, prefill_ms: float, urgent_share: float
+    ) -> None:
+        """Its place by the time to its first token: when it would have to start at the latest.
 
-    @property
-    def urgent_ms(self) -> float:
-        return self.call.urgent_ms
+        `prefill_ms`: what its prompt takes. One without a budget is as patient as `patience_ms`.
+        """
+        self.turn_ms = self.patience_ms = self.arrival_ms + patience_ms
+        request = self.call.request
+        ttft_ms = request.budget.ttft_ms
+        if ttft_ms is None:
+            return
+        due_ms = self.arrival_ms - request.waited_ms + ttft_ms
+        self.turn_ms = self.lost_ms = due_ms - prefill_ms
+        self.urgent_ms = self.lost_ms - urgent_share * ttft_ms
 
-    @property
-    def lost_ms(self) -> float:
-        """Never, once its first token is out: what is left of its budget is by token."""
-        return self.call.lost_ms if self.call.first_token_ms is None else math.inf
+    def turn_by_next_token(self) -> None:
+        """Its place when it was set aside after its first token: when its next one is due.
+
+        It is never lost: what is left of its budget is by token.
+        """
+        if self.first_token_ms is None:
+            return
+        self.give_up_hurry()
+        if self.tpot_ms is not None:
+            self.turn_ms = self.first_token_ms + self.tpot_ms * len(self.generated)
+            self.urgent_ms = self.turn_ms - URGENT_TOKENS * self.tpot_ms
+
+    def turn_like(self, leader: "Sequence") -> None:
+        """The place of the choice that it branches off; never lost, for a first token is out."""
+        self.turn_ms, self.patience_ms = leader.turn_ms, leader.patience_ms
+        self.urgent_ms = leader.urgent_ms
 
     def give_up_hurry(self) -> None:
-        self.call.give_up_hurry()
+        """Its first token will be late whatever is done: no longer before others' that need not."""
+        self.turn_ms = max(self.turn_ms, self.patience_ms)
+        self.urgent_ms = self.lost_ms = math.inf
 
     def gap_ms(self, now_ms: float) -> float:
         """How long the next step may take for this decode; infinite without a budget.
@@ -100,6 +126,15 @@ class Sequence:
             return math.inf
         due_ms = self.first_token_ms + tpot_ms * len(self.generated)
         return min(tpot_ms - (now_ms - self.last_token_ms), max(due_ms - now_ms, 0.5 * tpot_ms))
+
+    @property
+    def places(self) -> int:
+        """Places among the running that it takes, choices that will branch off included."""
+        return 1 if self.call.forked else self.call.request.choices
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.call.request.prompt_logprobs is not None and not self.call.forked
 
     @property
     def pending(self) -> int:
@@ -153,10 +188,6 @@ class Call:
     max_tokens: int  # of one choice: what was asked for, as far as the context allows
     prefix_seed: bytes
     eos_token_ids: frozenset[int]
-    turn_ms: float = 0.0  # its place among its tenant's; see engine/waiting.py
-    urgent_ms: float = math.inf
-    lost_ms: float = math.inf
-    patience_ms: float = 0.0  # the turn of one without a budget
     sequences: list[Sequence] = field(default_factory=list)  # those not finished
     forked: bool = False
     emitted: int = 0
@@ -170,24 +201,6 @@ class Call:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     prompt_logprobs_due: bool = False
     compiling: bool = False  # its grammar is on its way
-
-    def set_turn(self, patience_ms: float, prefill_ms: float, urgent_share: float) -> None:
-        """Its place by the time to its first token: when it would have to start at the latest.
-
-        `prefill_ms`: what its prompt takes. One without a budget is as patient as `patience_ms`.
-        """
-        self.turn_ms = self.patience_ms = self.arrival_ms + patience_ms
-        ttft_ms = self.request.budget.ttft_ms
-        if ttft_ms is None:
-            return
-        due_ms = self.arrival_ms - self.request.waited_ms + ttft_ms
-        self.turn_ms = self.lost_ms = due_ms - prefill_ms
-        self.urgent_ms = self.lost_ms - urgent_share * ttft_ms
-
-    def give_up_hurry(self) -> None:
-        """Its first token will be late whatever is done: no longer before others' that need not."""
-        self.turn_ms = max(self.turn_ms, self.patience_ms)
-        self.urgent_ms = self.lost_ms = math.inf
 
     @property
     def ttft_met(self) -> bool | None:

@@ -39,7 +39,7 @@ class StepsAhead:
         self.begun = None
         plan = self._scheduler.foresee(step.plan)
         if plan is not None:
-            self.begun = Step(plan, self._scheduler.shape)
+            self.begun = Step(plan, self._scheduler.planner.shape)
             self._halves.launch(plan)
         return self._halves.collect()
 

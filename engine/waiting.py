@@ -102,6 +102,7 @@ class FairQueue(Generic[W]):
 
     peek     the first waiter of the tenant that comes first by the policy
     urgent   the one whose time runs out, of a tenant that is not too far ahead
+    next     the urgent one where the policy knows hurry, else the first
     oldest   the longest waiting
     """
 
@@ -198,6 +199,12 @@ class FairQueue(Generic[W]):
             heapq.heappush(self._ahead, (floor, tenant))
             self._is_ahead.add(tenant)
         return None
+
+    def next(self, now_ms: float, *, hurries: bool) -> W | None:
+        """Whose turn it is. `hurries`: whether one whose time runs out goes first."""
+        if hurries and (urgent := self.urgent(now_ms)) is not None:
+            return urgent
+        return self.peek()
 
     def _head(self, tenant: str) -> W | None:
         queue = self._by_tenant.get(tenant)

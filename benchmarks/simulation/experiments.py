@@ -4,6 +4,7 @@ Every experiment runs its arms in turn, seed by seed, on the same requests. Time
 Capacity is the closed form's of capacity.py: a saturated engine reaches 0.9 to 1.01 of it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from app.bench.workloads import NO_BUDGET, Budget, Lengths, TimedRequest, Worklo
 from benchmarks.simulation.capacity import estimated_capacity, finished_per_s
 from benchmarks.simulation.experiment import Experiment, Figures, Finding, Setting
 from benchmarks.simulation.run import engine_config
-from benchmarks.simulation.step_models import GB, StepContents, h200
+from benchmarks.simulation.step_models import GB, Roofline, StepContents, h200
 from benchmarks.simulation.trial import Trial, run_trial
 from engine.policy import PolicyName
 
@@ -27,7 +28,11 @@ FIRST_OTHER_ADAPTER = 10_000  # numbers of adapters that are not a workload's ow
 
 
 def twice_what_fits(setting: Setting) -> list[Finding]:
-    """Rank-64 adapters, uniform popularity, load 0.8: as many as fit, and twice as many."""
+    """Rank-64 adapters, uniform popularity, load 0.8: as many as fit, and twice as many.
+
+    A third arm says what the twice as many cost while their copies take no time: what is left then
+    is the wait for a place.
+    """
     figures = Figures()
     for fits in (40, 160):
         device = h200()
@@ -35,11 +40,14 @@ def twice_what_fits(setting: Setting) -> list[Finding]:
         base = Workload("uniform", adapters=fits, ranks=(64,), budgets=(INTERACTIVE,))
         config = engine_config(device, adapter_share=share)
         rate = 0.8 * estimated_capacity(device, config, base)
+        instant = replace(device, steps=Roofline(bus_bytes_per_ms=math.inf))
+        load = rate / estimated_capacity(device, config, replace(base, adapters=2 * fits))
+        arms = ((device, fits), (device, 2 * fits), (instant, 2 * fits))
         for seed in setting.seeds:
             for policy in setting.policies:
-                once, twice = (
+                once, twice, uncopied = (
                     run_trial(
-                        device,
+                        on,
                         _warmed(
                             replace(base, adapters=count), rate, setting.duration_ms(8.0), seed
                         ),
@@ -47,7 +55,7 @@ def twice_what_fits(setting: Setting) -> list[Finding]:
                         config=replace(config, policy=policy),
                         seed=seed,
                     )
-                    for count in (fits, 2 * fits)
+                    for on, count in arms
                 )
                 ratio = _p(twice, "ttft_ms", "p50") / _p(once, "ttft_ms", "p50")
                 tail = _p(twice, "tpot_ms", "p99") / _p(twice, "tpot_ms", "p50")
@@ -55,6 +63,9 @@ def twice_what_fits(setting: Setting) -> list[Finding]:
                 figures.note(policy, f"{label}: TTFT p50, as many", _p(once, "ttft_ms", "p50"))
                 figures.note(policy, f"{label}: TTFT p50, twice", _p(twice, "ttft_ms", "p50"))
                 figures.at_most(policy, f"{label}: TTFT p50, twice / as many", ratio, 1.5)
+                floor = _p(uncopied, "ttft_ms", "p50") / _p(once, "ttft_ms", "p50")
+                figures.note(policy, f"{label}: the same, copies in no time", floor)
+                figures.note(policy, f"{label}: load of what can be served, twice", load)
                 figures.at_most(policy, f"{label}: TPOT p99 / p50, twice", tail, 3.0)
                 figures.note(policy, f"{label}: TTFT p99, twice", _p(twice, "ttft_ms", "p99"))
                 figures.note(policy, f"{label}: goodput, as many", once.report.goodput)

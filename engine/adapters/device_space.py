@@ -133,12 +133,21 @@ class DeviceSpace:
             spare = self._blocks.available - needed_blocks
             if self._arena.has_hole(extents, spare):
                 return self._settle(ref, nbytes, self._arena.place(self._free_slots[0], extents))
-            window = Span(self._arena.kv_limit - extents, extents)
-            if extents <= spare and window.first >= 0 and not self._blocks.referenced_in(window):
-                self._blocks.clear(window)
+            if extents <= spare and self._clear_below(extents):
                 continue
             if not self._compact() and not self._drop_idle(ref.salt):
                 return None
+
+    def _clear_below(self, extents: int) -> bool:
+        """Frees the cached blocks below the adapters; whether so many extents are free there now.
+
+        A KV block that is used inside the hold bars it: every block lies below every adapter.
+        """
+        first = self._arena.kv_limit - extents
+        above = Span(first, self._arena.extents - first)
+        if first < 0 or self._blocks.referenced_in(above):
+            return False
+        return self._blocks.clear(above)
 
     def most_extents(self, needed_blocks: int) -> int:
         """No adapter of more extents than this can be placed, whatever idle ones are dropped."""

@@ -229,6 +229,26 @@ class TestUrgency:
         assert kept["modest"].refused == 0
         assert kept["modest"].ttft_met >= 0.95 * len(polite)
 
+    @pytest.mark.parametrize(("tpot_ms", "newcomer_first"), [(500.0, True), (10.0, False)])
+    def test_one_that_was_set_aside_hurries_when_its_next_token_is_due(
+        self, tpot_ms: float, newcomer_first: bool
+    ) -> None:
+        engine = primed_engine(max_slots=1, adapter_aging_ms=1_500.0)
+        mine, between, new = (engine.loader.add(name, salt=name) for name in ("a", "b", "c"))
+        budget = LatencyBudget(ttft_ms=500.0, tpot_ms=tpot_ms)
+        writing = engine.submit(adapter=mine, tenant="a", max_tokens=600, budget=budget)
+        engine.step(10)
+        other = engine.submit(adapter=between, tenant="b", max_tokens=50)
+        while not engine.tokens(other):
+            engine.step()
+        back = len(engine.tokens(writing))
+        newcomer = engine.submit(
+            adapter=new, tenant="c", max_tokens=4, budget=LatencyBudget(ttft_ms=450.0)
+        )
+        engine.run()
+        returned_ms = engine.times_ms[writing][back]
+        assert (engine.times_ms[newcomer][0] < returned_ms) == newcomer_first
+
 
 def test_admitted_requests_keep_their_budget_at_their_percentile_under_overload() -> None:
     engine = primed_engine(max_running=12)

@@ -97,6 +97,23 @@ class TestLimit:
         engine.run()
         assert engine.last(late).finish == "length"
 
+    def test_a_limit_lowered_while_an_adapter_waits_for_host_memory_refuses_it(self) -> None:
+        engine = EngineUnderTest(max_slots=1, host_cache_bytes=4 * EXTENT_BYTES)
+        first, second = (engine.loader.add(name, salt="a", extents=3) for name in ("1", "2"))
+        engine.submit(adapter=first, max_tokens=100, tenant="a")
+        engine.step(4)
+        engine.submit(adapter=second, tenant="a")
+        engine.step(4)
+        large = engine.loader.add("large", salt="b", extents=3)
+        waiting = engine.submit(adapter=large, tenant="b")
+        engine.step(2)
+        small = engine.loader.add("small", salt="b")
+        fitting = engine.submit(adapter=small, tenant="b", resident=extents(2))
+        engine.run()
+        assert engine.last(waiting).error_code == "adapter_exceeds_resident_bytes"
+        assert len(engine.tokens(fitting)) == 4
+        engine.assert_all_returned()
+
     def test_one_adapter_above_the_limit_is_refused_and_a_higher_limit_lifts_it(self) -> None:
         engine = EngineUnderTest()
         ref = engine.loader.add("large", salt="a", extents=3)
