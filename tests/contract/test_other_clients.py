@@ -1,8 +1,10 @@
 """langchain-openai and litellm, unmodified, against a served api. Importing them takes seconds."""
 
 import os
+from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import BaseModel
 
@@ -32,12 +34,19 @@ def _tools(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestLangchain:
     @pytest.fixture
-    def model(self, address, key) -> Any:
+    async def model(self, address, key) -> AsyncIterator[Any]:
+        """With connections of the test's own: langchain keeps those that it opens until the
+        interpreter ends."""
         from langchain_openai import ChatOpenAI
 
-        return ChatOpenAI(
-            base_url=f"{address}/v1", api_key=key.secret.text, model=BASE_NAME, max_retries=0
-        )
+        async with httpx.AsyncClient() as connections:
+            yield ChatOpenAI(
+                base_url=f"{address}/v1",
+                api_key=key.secret.text,
+                model=BASE_NAME,
+                max_retries=0,
+                http_async_client=connections,
+            )
 
     async def test_answers_and_streams(self, model, engine):
         answer = await model.ainvoke("hi")
