@@ -6,7 +6,7 @@ const NAME = /^[a-z0-9][a-z0-9._-]{0,62}$/;
 const MAX_HEADER_BYTES = 1024 * 1024;
 const TRIES = 5;
 // What training scripts and PEFT itself call every adapter's folder or file.
-const EVERYBODYS = /^(adapter|adapter[_-]model|checkpoint[_-]?\d*|output|outputs|results?|final|final[_-]?\w+|lora|peft|model|runs?|tmp|out|\d+)$/;
+const EVERYBODYS = /^(adapter|adapter[_-]model|checkpoint[_-]?\d*|output|outputs|results?|final([_-]\w+)?|lora|peft|model|runs?|tmp|out|\d+)$/;
 const REFUSED = { use_dora: "DoRA", use_qalora: "QA-LoRA", trainable_token_indices: "trained token rows" };
 
 function uploadForm(form) {
