@@ -41,7 +41,7 @@ async def adapter_table(
 async def matching_names(
     session: AsyncSession, caller: Caller, search: str, limit: int
 ) -> list[str]:
-    """Names to choose from while somebody types."""
+    """Names to choose from while somebody types: of adapters with a ready version."""
     return await listing_repository.names(session, caller.tenant_id, search, limit)
 
 

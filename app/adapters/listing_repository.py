@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from datetime import datetime
 
-from sqlalchemy import and_, func, select, update
+from sqlalchemy import and_, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters import states
@@ -11,6 +11,11 @@ from app.adapters.models import Adapter, AdapterVersion, Alias
 from app.adapters.names import LIVE
 from app.table_repository import read_table
 from app.tables import Table, TableQuery
+
+_READY = exists().where(
+    AdapterVersion.adapter_id == Adapter.id, AdapterVersion.state == states.READY
+)
+"""That an adapter has something to call; one that was erased has nothing."""
 
 
 async def table(
@@ -56,13 +61,13 @@ async def table(
 
 
 async def names(session: AsyncSession, tenant_id: str, search: str, limit: int) -> list[str]:
-    """Names of live adapters that hold `search`, those that begin with it first."""
+    """Names of adapters with a ready version that hold `search`, those that begin with it first."""
     begins = Adapter.name.istartswith(search, autoescape=True)
     rows = await session.scalars(
         select(Adapter.name)
         .where(
             Adapter.tenant_id == tenant_id,
-            Adapter.erased_at.is_(None),
+            _READY,
             Adapter.name.icontains(search, autoescape=True),
         )
         .order_by(begins.desc(), Adapter.name)
@@ -72,11 +77,11 @@ async def names(session: AsyncSession, tenant_id: str, search: str, limit: int) 
 
 
 async def newest_live(session: AsyncSession, tenant_id: str) -> str | None:
-    """The name of the adapter whose alias `live` was written last."""
+    """The name of the adapter with a ready version whose alias `live` was written last."""
     name: str | None = await session.scalar(
         select(Adapter.name)
         .join(Alias, Alias.adapter_id == Adapter.id)
-        .where(Alias.tenant_id == tenant_id, Alias.name == LIVE, Adapter.erased_at.is_(None))
+        .where(Alias.tenant_id == tenant_id, Alias.name == LIVE, _READY)
         .order_by(Alias.updated_at.desc(), Adapter.name)
         .limit(1)
     )

@@ -18,7 +18,7 @@ from app.auth import (
 from app.console.forms import read_form
 from app.console.render import home, render
 from app.deps import PlatformDep
-from app.errors import AppError
+from app.errors import AppError, NotFound
 from app.users import service as users
 from app.users import sessions
 from app.users.service import TokenKind
@@ -147,8 +147,8 @@ _TITLES: dict[TokenKind, str] = {
 
 
 @router.get("/console/invitation/{token}")
-async def invitation_page(token: _Link, request: Request) -> Response:
-    return _link_page(request, "invitation")
+async def invitation_page(token: _Link, request: Request, platform: PlatformDep) -> Response:
+    return await _offer(request, platform, "invitation", token)
 
 
 @router.post("/console/invitation/{token}")
@@ -157,8 +157,8 @@ async def accept_invitation(token: _Link, request: Request, platform: PlatformDe
 
 
 @router.get("/console/password-reset/{token}")
-async def reset_page(token: _Link, request: Request) -> Response:
-    return _link_page(request, "password-reset")
+async def reset_page(token: _Link, request: Request, platform: PlatformDep) -> Response:
+    return await _offer(request, platform, "password-reset", token)
 
 
 @router.post("/console/password-reset/{token}")
@@ -166,13 +166,30 @@ async def reset_password(token: _Link, request: Request, platform: PlatformDep) 
     return await _redeem(request, platform, "password-reset", token)
 
 
-def _link_page(request: Request, kind: TokenKind, error: AppError | None = None) -> Response:
-    """The link is not looked up before the form is sent: a preview must not use it up."""
+async def _offer(request: Request, platform: PlatformDep, kind: TokenKind, token: str) -> Response:
+    """The form, or why there is none. Looking uses nothing up: mail programs preview links."""
     require_safe_transport(request)
+    try:
+        async with platform.db.reading() as session:
+            await users.require_link(
+                session,
+                kind=kind,
+                token=token,
+                secrets=platform.secrets,
+                now=platform.clock.now(),
+            )
+    except NotFound as error:
+        return _link_page(request, kind, error)
+    return _link_page(request, kind)
+
+
+def _link_page(request: Request, kind: TokenKind, error: AppError | None = None) -> Response:
+    """With the form, unless the link is what was refused: then with what to do."""
     return render(
         request,
         "link.html",
         title=_TITLES[kind],
+        dead=isinstance(error, NotFound),
         error=error,
     )
 

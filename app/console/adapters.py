@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from app.adapters import alias_service, erasure, service, uploads
 from app.adapters.alias_schemas import AliasObject
 from app.adapters.deps import GateDep, ResourcesDep
-from app.adapters.listing import AdapterRow, adapter_table
+from app.adapters.listing import AdapterRow, adapter_table, newest_live
 from app.adapters.names import LIVE
 from app.auth import SessionUser, TenantAdmin
 from app.caller import Caller
@@ -18,7 +18,7 @@ from app.console.figures import size
 from app.console.forms import Form, read_form
 from app.console.render import render
 from app.console.tables import PageNumber, Search, Sort, TableView
-from app.console.version_views import shown_version
+from app.console.version_views import shares, shown_version
 from app.deps import PlatformDep
 from app.errors import AppError, Conflict, Forbidden, InvalidRequest
 from app.platform import Platform
@@ -79,6 +79,13 @@ def base_model_name(platform: Platform) -> str:
         if engine.description is not None:
             return str(engine.description.name)
     return platform.settings.base_model.stem
+
+
+async def newest_model(platform: Platform, caller: Caller) -> str:
+    """What somebody who names no model most likely wants: their newest adapter, else the base."""
+    async with platform.db.reading() as session:
+        newest = await newest_live(session, caller)
+    return newest or base_model_name(platform)
 
 
 @router.get("/upload")
@@ -262,13 +269,7 @@ def _row(row: AdapterRow) -> dict[str, Any]:
 
 
 def _alias(alias: AliasObject) -> dict[str, Any]:
-    """`targets`: `v3`, or `v3 90 %, v4 10 %` while a canary runs."""
-    whole = len(alias.targets) == 1
-    shares = [
-        f"v{target.version}" if whole else f"v{target.version} {target.weight} %"
-        for target in alias.targets
-    ]
-    return {"name": alias.alias, "targets": ", ".join(shares), "follows": not alias.by_hand}
+    return {"name": alias.alias, "targets": shares(alias), "follows": not alias.by_hand}
 
 
 def _live(aliases: list[AliasObject]) -> list[AliasObject]:

@@ -25,11 +25,17 @@ def examples(public_url: str, model: str, **body: Any) -> list[Example]:
     ]
 
 
-def _curl(public_url: str, body: Mapping[str, Any]) -> str:
+def first_call(public_url: str, model: str, key: str) -> str:
+    """A whole call that says hello with this key's text, for curl."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}]}
+    return _curl(public_url, body, key)
+
+
+def _curl(public_url: str, body: Mapping[str, Any], key: str = "$LORAMUX_API_KEY") -> str:
     sent = json.dumps(body, ensure_ascii=False)
     return (
         f"curl {public_url}/v1/chat/completions \\\n"
-        '  -H "Authorization: Bearer $LORAMUX_API_KEY" \\\n'
+        f'  -H "Authorization: Bearer {key}" \\\n'
         "  -H 'Content-Type: application/json' \\\n"
         f"  -d {shlex.quote(sent)}"
     )

@@ -1,12 +1,13 @@
 """The form of a key's restrictions: its fields, what was typed in them, what they are now."""
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from app.adapters.names import NAME
 from app.caller import Caller, KeyBudget, KeyLimits
 from app.console.forms import Form
-from app.errors import InvalidRequest
+from app.errors import AppError, InvalidRequest
 from app.keys.models import ApiKey
 from app.keys.restrictions import access_of
 
@@ -28,6 +29,19 @@ BUDGETS = (
     ("tpot_ms", "Time per output token", "ms"),
     ("budget_percentile", "Share of requests inside it", ""),
 )
+LABELS = {
+    "name": "Name",
+    "days": "Expires after",
+    "expires_at": "Expires after",
+    "access": "Allows",
+    "adapters": "Only for adapters",
+    "networks": "Only from networks",
+    **dict(LIMITS),
+    **{name: title for name, title, _ in BUDGETS},
+}
+"""What the page calls each field."""
+OPEN_FIELDS = ("name", "days", "expires_at", "access")
+"""Those that the form always shows; the others are behind "Restrict it"."""
 assert {name for name, _ in LIMITS} == KeyLimits.__dataclass_fields__.keys(), "name each limit"
 assert {name for name, *_ in BUDGETS} == KeyBudget.__dataclass_fields__.keys(), "name each promise"
 MOST_NETWORK_CHARACTERS = 2000
@@ -65,10 +79,28 @@ def typed_of(key: ApiKey) -> dict[str, str]:
     }
 
 
+def restricts(typed: Mapping[str, str]) -> bool:
+    """Whether something is typed in a field that the form has behind "Restrict it"; a refusal of
+    such a field comes back with what was typed, and so with the field in sight."""
+    return any(typed.get(name) for name in LABELS if name not in OPEN_FIELDS)
+
+
+def labelled(error: AppError) -> AppError:
+    """The refusal as the page says it: by the field's label where it begins with its name."""
+    name = error.param or ""
+    if name not in LABELS or not error.message.startswith(f"{name} "):
+        return error
+    told = LABELS[name] + error.message.removeprefix(name)
+    return AppError(told, code=error.code, param=name, status=error.status)
+
+
 def restrictions(form: Form) -> dict[str, Any]:
     """All but the expiry. Raises InvalidRequest by the field's name."""
+    name = form.text("name", most=80)
+    if not name:
+        raise InvalidRequest("Give the key a name that tells it from the others.", param="name")
     return {
-        "name": form.text("name", most=80),
+        "name": name,
         "adapters": _scope(form),
         "access": form.text("access") or "full",
         "networks": _listed(form.text("networks", most=MOST_NETWORK_CHARACTERS)) or None,

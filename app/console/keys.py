@@ -12,7 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.auth import SessionUser, TenantAdmin
 from app.caller import Caller, KeyBudget, KeyLimits
 from app.console import key_form
-from app.console.adapters import may_write, tenant_only
+from app.console.adapters import may_write, newest_model, tenant_only
+from app.console.examples import first_call
 from app.console.forms import Form, submit
 from app.console.render import render
 from app.console.tables import PageNumber, Search, Sort, TableView
@@ -32,10 +33,11 @@ KeyId = Annotated[str, Path(max_length=40)]
 
 @dataclass(frozen=True, slots=True)
 class CreatedKey:
-    """A key just made: the one time its secret is shown."""
+    """A key just made: the one time its secret is shown. `call`: "" for one that calls nothing."""
 
     name: str
     secret: str
+    call: str
 
 
 @router.get("")
@@ -77,10 +79,10 @@ async def create_key(request: Request, caller: TenantAdmin, platform: PlatformDe
         )
 
     async def done(made: service.NewKey) -> Response:
-        return await _list(request, platform, caller, created=_shown(made))
+        return await _list(request, platform, caller, created=await _shown(platform, caller, made))
 
     async def again(form: Form, error: AppError) -> Response:
-        return await _list(request, platform, caller, form=form, error=error)
+        return await _list(request, platform, caller, form=form, error=key_form.labelled(error))
 
     return await submit(request, platform.db, create, done=done, again=again)
 
@@ -124,7 +126,8 @@ async def change_key(
         return RedirectResponse(f"/console/keys/{key_id}", status_code=303)
 
     async def again(form: Form, error: AppError) -> Response:
-        return await _key_page(request, platform, caller, key_id, form=form, error=error)
+        named = key_form.labelled(error)
+        return await _key_page(request, platform, caller, key_id, form=form, error=named)
 
     find = _own(caller, key_id)
     return await submit(request, platform.db, change, done=done, again=again, find=find)
@@ -152,7 +155,7 @@ async def rotate_key(
 
     async def done(made: service.NewKey) -> Response:
         platform.forget_keys()
-        return await _list(request, platform, caller, created=_shown(made))
+        return await _list(request, platform, caller, created=await _shown(platform, caller, made))
 
     async def again(_: Form, error: AppError) -> Response:
         return await _list(request, platform, caller, error=error)
@@ -195,6 +198,7 @@ async def _list(
     async with platform.db.reading() as session:
         found = await service.key_table(session, view.wanted, tenant_id=caller.tenant_id)
     now = platform.clock.now()
+    typed = {} if form is None else form.fields
     page = render(
         request,
         "keys.html",
@@ -203,7 +207,8 @@ async def _list(
         created=created,
         error=error,
         may_write=may_write(caller),
-        typed={} if form is None else form.fields,
+        typed=typed,
+        restricted=key_form.restricts(typed),
         **key_form.choices(caller),
     )
     page.headers["Cache-Control"] = "no-store"
@@ -221,6 +226,7 @@ async def _key_page(
 ) -> Response:
     async with platform.db.reading() as session:
         key = await service.find_key(session, key_id, tenant_id=caller.tenant_id)
+    typed = key_form.typed_of(key) if form is None else form.fields
     return render(
         request,
         "key.html",
@@ -228,13 +234,20 @@ async def _key_page(
         error=error,
         may_write=may_write(caller),
         overlaps=OVERLAPS,
-        typed=key_form.typed_of(key) if form is None else form.fields,
+        typed=typed,
+        restricted=key_form.restricts(typed),
         **key_form.choices(caller),
     )
 
 
-def _shown(made: service.NewKey) -> CreatedKey:
-    return CreatedKey(made.row.name, made.secret.text)
+async def _shown(platform: Platform, caller: Caller, made: service.NewKey) -> CreatedKey:
+    """With a call to the key's first adapter, else to the tenant's newest, else to the base."""
+    scopes, secret, call = made.row.scopes, made.secret.text, ""
+    if access_of(scopes) != "read":
+        own = scopes.get("adapters")
+        model = own[0] if own else await newest_model(platform, caller)
+        call = first_call(platform.settings.public_url, model, secret)
+    return CreatedKey(made.row.name, secret, call)
 
 
 def _row(key: ApiKey, now: datetime) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What the tenant may use, how much of it is used now, and asking for more."""
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -135,7 +136,7 @@ async def _page(
     return render(
         request,
         "limits.html",
-        meters=_meters(now),
+        meters=_meters(now, platform.settings.ledger_lease_s),
         fixed=_fixed(now),
         limits=TITLES,
         asked=[request_row(row) for row, _ in asked],
@@ -173,7 +174,7 @@ def request_row(row: LimitRequest) -> dict[str, Any]:
     }
 
 
-def _meters(now: LimitsObject) -> list[Meter]:
+def _meters(now: LimitsObject, lease_s: float) -> list[Meter]:
     meters = [
         Meter(
             f"{level.name.capitalize()} in the last minute",
@@ -187,9 +188,23 @@ def _meters(now: LimitsObject) -> list[Meter]:
     ]
     meters.append(Meter("Requests at once", now.concurrent, now.max_concurrent))
     for month in now.monthly_tokens:
-        held = f"{month.reserved:,} more are held by running requests" if month.reserved else ""
+        held = _held(month.reserved, now, lease_s)
         meters.append(Meter("Tokens this month (UTC)", month.used, month.limit, held))
     return meters
+
+
+def _held(tokens: int, now: LimitsObject, lease_s: float) -> str:
+    """Whose the reserved tokens are. A process that ended leaves some behind, until the lease of
+    its calls is over; what runs is known where it is counted, by a limit of requests at once."""
+    if not tokens:
+        return ""
+    if now.concurrent:
+        return f"{tokens:,} more are held by running requests"
+    holders = "calls" if now.max_concurrent is not None else "running requests, or by calls"
+    return (
+        f"{tokens:,} more are held by {holders} whose process ended; these are closed and give "
+        f"back what they hold when its lease is over, after about {math.ceil(lease_s / 60)} min"
+    )
 
 
 def _fixed(now: LimitsObject) -> list[tuple[str, str]]:

@@ -6,19 +6,20 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from app.adapters.listing import matching_names, newest_live
+from app.adapters.listing import matching_names
 from app.auth import SessionUser, TenantAdmin
 from app.caller import Caller
-from app.console.adapters import base_model_name, may_write, tenant_only
+from app.console.adapters import base_model_name, may_write, newest_model, tenant_only
 from app.console.examples import Example, examples
 from app.console.forms import Form, read_form
+from app.console.refusals import Refusal, explain
 from app.console.render import render
 from app.console.tables import Search
 from app.deps import PlatformDep
 from app.errors import AppError
 from app.ids import new_id
 from app.inference.handling import answer
-from app.inference.schemas import chat_call
+from app.inference.schemas import chat_call, read_json
 from app.inference.service import admit
 from app.inference.stream import collect
 from app.platform import Platform
@@ -38,7 +39,7 @@ class Reply:
     model: str
     text: str = ""
     tokens: int = 0
-    error: str = ""
+    refusal: Refusal | None = None
 
 
 @router.get("")
@@ -70,13 +71,16 @@ async def ask(request: Request, caller: TenantAdmin, platform: PlatformDep) -> R
 
 @router.post("/stream")
 async def stream(request: Request, caller: TenantAdmin, platform: PlatformDep) -> Response:
-    """With JavaScript: the body and the answer of POST /v1/chat/completions."""
+    """With JavaScript: the body and the answer of POST /v1/chat/completions; a refusal is in words
+    for people, with `page`: {"href", "label"} or null."""
     try:
         tenant_only(caller)
         return await answer(request, platform, caller, chat_call)
     except AppError as error:
+        asked = read_json(await request.body()).get("model") if error.param == "model" else None
+        refusal = await explain(platform, caller, asked, error)
         headers = error.headers()
-        return JSONResponse(error.body(), status_code=error.status, headers=headers)
+        return JSONResponse(refusal.body(error), status_code=error.status, headers=headers)
 
 
 @router.post("/code")
@@ -106,13 +110,6 @@ async def suggestions(
     return render(request, "_models.html", models=await _suggested(platform, caller, typed))
 
 
-async def _first_choice(platform: Platform, caller: Caller) -> str:
-    """What somebody who names no model most likely wants: their newest adapter."""
-    async with platform.db.reading() as session:
-        newest = await newest_live(session, caller)
-    return newest or base_model_name(platform)
-
-
 async def _suggested(platform: Platform, caller: Caller, typed: str) -> list[str]:
     base = base_model_name(platform)
     async with platform.db.reading() as session:
@@ -128,7 +125,8 @@ async def _reply(
         admitted = await admit(platform, caller, call, new_id("req"))
         choices = await collect(admitted.generation, request.receive)
     except AppError as error:
-        return Reply(body["model"], error=error.message)
+        refusal = await explain(platform, caller, body["model"], error)
+        return Reply(body["model"], refusal=refusal)
     counts = admitted.generation.counts
     return Reply(body["model"], "".join(choices[0].text), counts.completion_tokens)
 
@@ -176,7 +174,7 @@ async def _page(
         request,
         "playground.html",
         models=await _suggested(platform, caller, ""),
-        model=form.text("model") or await _first_choice(platform, caller),
+        model=form.text("model") or await newest_model(platform, caller),
         model_b=form.text("model_b"),
         typed=form.fields,
         temperature=form.fields.get("temperature", "0.7"),

@@ -65,13 +65,13 @@ QUOTAS = (
     ("max_adapters", "Adapters"),
     ("max_stored_bytes", "Stored adapters, bytes"),
     ("max_resident_bytes", "Adapters in an engine, bytes"),
-    ("reserved_resident_bytes", "Of these kept from others, bytes"),
+    ("reserved_resident_bytes", "Kept free in an engine for this tenant, bytes"),
     ("max_rank", "Highest rank"),
 )
 BUDGETS = (
     ("ttft_ms", "Time to first token, ms"),
     ("tpot_ms", "Time per output token, ms"),
-    ("budget_percentile", "Share of requests that keep it"),
+    ("budget_percentile", "Share of requests inside the latency budget, 0 to 1"),
     ("weight", "Weight among tenants"),
 )
 TenantId = Annotated[str, Path(max_length=40)]

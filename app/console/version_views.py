@@ -1,9 +1,12 @@
 """A version and its validation report as pages show them."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from app.adapters.schemas import CheckObject, VersionObject
+from app.adapters.alias_schemas import AliasObject
+from app.adapters.schemas import CheckObject, FindingObject, VersionObject
 from app.console.charts import Chart, bar_chart
 from app.console.figures import figure, moment, size
 
@@ -34,6 +37,19 @@ REMEDIES = {
     "behaviour": "Try the files with PEFT: if the answers are whole there, upload them again.",
 }
 BY_LAYER = "update_ratio_by_layer"
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Findings of one kind: the first of them, and the messages of the others."""
+
+    first: FindingObject
+    others: list[str]
+
+    @property
+    def count(self) -> int:
+        return 1 + len(self.others)
 
 
 def shown_version(version: VersionObject, aliases: list[str]) -> dict[str, Any]:
@@ -52,6 +68,13 @@ def shown_version(version: VersionObject, aliases: list[str]) -> dict[str, Any]:
     }
 
 
+def shares(alias: AliasObject) -> str:
+    """What it points at: `v3`, or `v3 90 %, v4 10 %` while a canary runs."""
+    if len(alias.targets) == 1:
+        return f"v{alias.targets[0].version}"
+    return ", ".join(f"v{target.version} {target.weight} %" for target in alias.targets)
+
+
 def shown_check(check: CheckObject) -> dict[str, Any]:
     summary = PASSED.get(check.group, "") if check.status == "pass" else ""
     if check.status == "skipped":
@@ -61,7 +84,7 @@ def shown_check(check: CheckObject) -> dict[str, Any]:
         "outcome": check.status,
         "summary": summary,
         "remedy": REMEDIES.get(check.group, "") if check.status == "fail" else "",
-        "findings": check.findings,
+        "findings": grouped(check.findings),
         "chart": norms_chart(check.figures),
         "figures": [
             (name.replace("_", " "), figure(value))
@@ -69,6 +92,15 @@ def shown_check(check: CheckObject) -> dict[str, Any]:
             if name != BY_LAYER
         ],
     }
+
+
+def grouped(findings: Sequence[FindingObject]) -> list[Findings]:
+    """Those of one code that differ in the place and in numbers alone are one line."""
+    kinds: dict[tuple[str, str], list[FindingObject]] = {}
+    for finding in findings:
+        words = finding.message.replace(finding.field or "\0", "")
+        kinds.setdefault((finding.code, _NUMBER.sub("", words)), []).append(finding)
+    return [Findings(alike[0], [one.message for one in alike[1:]]) for alike in kinds.values()]
 
 
 def norms_chart(figures: Mapping[str, Any]) -> Chart | None:

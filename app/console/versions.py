@@ -4,8 +4,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.adapters import alias_service, erasure, service
+from app.adapters.alias_schemas import AliasObject
 from app.adapters.deps import ResourcesDep
 from app.adapters.names import LIVE
 from app.auth import SessionUser, TenantAdmin
@@ -13,8 +15,9 @@ from app.caller import Caller
 from app.console.adapters import Name, Number, may_write, tenant_only
 from app.console.examples import examples
 from app.console.render import render
-from app.console.version_views import GROUPS, progress, shown_check, shown_version
+from app.console.version_views import GROUPS, progress, shares, shown_check, shown_version
 from app.deps import PlatformDep
+from app.errors import NotFound
 from app.platform import Platform
 
 router = APIRouter(prefix="/console/adapters/{name}/versions", include_in_schema=False)
@@ -76,10 +79,14 @@ async def _page(
     tenant_only(caller)
     async with platform.db.reading() as session:
         version = await service.get_version(session, caller, name, number)
+        live = await _live(session, caller, name) if version.state == "ready" else None
     checks = version.report.checks if version.report is not None else []
     stage = f"{version.state}-{len(checks)}"
     if seen == stage:
         return Response(status_code=204)
+    pinned = f"{version.adapter}@v{version.version}"
+    reached = [] if live is None else [target.version for target in live.targets]
+    model = version.adapter if version.version in reached else pinned
     return render(
         request,
         template,
@@ -89,6 +96,17 @@ async def _page(
         group_count=len(GROUPS),
         stage=stage,
         progress_text=progress(version),
-        examples=examples(platform.settings.public_url, f"{version.adapter}@v{version.version}"),
+        model=model,
+        pinned=pinned,
+        live="" if live is None else shares(live),
+        examples=examples(platform.settings.public_url, model),
         may_write=may_write(caller),
     )
+
+
+async def _live(session: AsyncSession, caller: Caller, name: str) -> AliasObject | None:
+    """What callers of the plain name reach; None while no version was ready."""
+    try:
+        return await alias_service.get_alias(session, caller, name, LIVE)
+    except NotFound:
+        return None

@@ -154,6 +154,14 @@ async def start_reset(
     return _issue(session, kind, user, secrets, settings, now, actor)
 
 
+async def require_link(
+    session: AsyncSession, *, kind: TokenKind, token: str, secrets: Secrets, now: datetime
+) -> None:
+    """Looks at an invitation's or a reset's link and uses nothing up. Raises NotFound as `redeem`
+    does."""
+    await _token(session, kind, token, secrets, now)
+
+
 async def redeem(
     session: AsyncSession,
     *,
@@ -169,10 +177,7 @@ async def redeem(
 
     Raises NotFound for a token that is unknown, used or expired, without telling which.
     """
-    found = await repository.token_by_hash(session, kind, secrets.hashes(kind, token))
-    if found is None or found[0].expires_at <= now or found[1].status == "suspended":
-        raise _dead_link()
-    row, user = found
+    row, user = await _token(session, kind, token, secrets, now)
     check_password(password, settings, email=user.email)
     if not await repository.use_token(session, row.id, now):
         raise _dead_link()
@@ -395,6 +400,18 @@ def _taken() -> Conflict:
         code="email_taken",
         param="email",
     )
+
+
+async def _token(
+    session: AsyncSession, kind: TokenKind, token: str, secrets: Secrets, now: datetime
+) -> tuple[UserToken, User]:
+    found = await repository.token_by_hash(session, kind, secrets.hashes(kind, token))
+    if found is None:
+        raise _dead_link()
+    row, user = found
+    if row.used_at is not None or row.expires_at <= now or user.status == "suspended":
+        raise _dead_link()
+    return row, user
 
 
 def _dead_link() -> NotFound:

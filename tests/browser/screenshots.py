@@ -136,6 +136,7 @@ def answered(page: Page, _seeded: Seeded) -> None:
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Maximum tokens").fill("48")
     page.get_by_label("Prompt").fill("Where do penguins live?")
+    page.get_by_label("Show how likely each token was").check()
     page.get_by_role("button", name="Send").click()
     expect(page.locator("[data-status]")).to_have_text("Done", timeout=ANSWER_MS)
     page.locator(".reply .token").nth(4).hover()
@@ -156,6 +157,8 @@ def wrong_shares(page: Page, seeded: Seeded) -> None:
 
 def wrong_key(page: Page, _seeded: Seeded) -> None:
     page.goto("/console/keys")
+    page.get_by_label("Name", exact=True).fill("from the browser")
+    page.get_by_text("Restrict it").click()
     page.get_by_label("Only for adapters").fill("no-such-adapter")
     page.get_by_role("button", name="Create a key").click()
     expect(page.get_by_role("alert")).to_be_visible()
@@ -184,10 +187,10 @@ def about_to_erase(page: Page, seeded: Seeded) -> None:
 def upload_refused(page: Page, _seeded: Seeded) -> None:
     page.goto("/console/adapters/upload")
     page.get_by_label("Name").fill("plainly-wrong")
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        page.locator(f'input[name="{name}"]').set_input_files(
-            {"name": name, "mimeType": "application/json", "buffer": b"not json"}
-        )
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    page.get_by_label("Both files").set_input_files(
+        [{"name": name, "mimeType": "application/json", "buffer": b"not json"} for name in names]
+    )
     page.get_by_role("button", name="Upload and check").click()
     expect(page.get_by_role("alert")).to_be_visible()
 

@@ -53,9 +53,10 @@ def too_wide(page: Page, address: str) -> list[str]:
 
 
 def test_no_page_has_a_serious_fault_and_all_fit_a_phone(visitor: Visitor, seeded: Seeded) -> None:
-    with visitor.page(refusals=1) as page:
+    invitation = visitor.invite("axe@example.com", "seeded")
+    with visitor.page(refusals=2) as page:
         found = []
-        for address in ("/console/sign-in", "/console/invitation/x"):
+        for address in ("/console/sign-in", invitation, "/console/invitation/used"):
             found += faults(page, address)
         visitor.sign_in(page, seeded.email)
         for address in (*seeded.pages.values(), "/console/adapters/no-such-adapter"):

@@ -60,8 +60,8 @@ def uploaded(visitor: Visitor, admin: str) -> str:
 
 
 def _choose(page: Page, folder: Path) -> None:
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        page.locator(f'input[name="{name}"]').set_input_files(folder / name)
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    page.get_by_label("Both files").set_input_files([folder / name for name in names])
 
 
 def _upload(page: Page, name: str) -> None:
@@ -162,14 +162,36 @@ class TestAdapters:
             page.goto("/console/adapters/upload")
             page.on("request", lambda request: sent.append(request.url))
             page.get_by_label("Name").fill("plainly-wrong")
-            for name, content, told in WRONG:
-                shutil.copytree(EXAMPLES / "haiku", tmp_path, dirs_exist_ok=True)
-                (tmp_path / name).write_bytes(content)
-                _choose(page, tmp_path)
+            for number, (name, content, told) in enumerate(WRONG):
+                folder = tmp_path / str(number)
+                shutil.copytree(EXAMPLES / "haiku", folder)
+                (folder / name).write_bytes(content)
+                _choose(page, folder)
                 page.get_by_role("button", name="Upload and check").click()
                 expect(page.get_by_role("alert")).to_contain_text(told)
             expect(page.get_by_label("Name")).to_have_value("plainly-wrong")
         assert [address for address in sent if "/console/" in address] == []
+
+    def test_files_are_chosen_together_or_one_by_one_and_a_telling_name_is_proposed(
+        self, visitor: Visitor, admin: str, tmp_path: Path
+    ) -> None:
+        named = tmp_path / "Corsair Speech.safetensors"
+        shutil.copy(EXAMPLES / "haiku" / "adapter_model.safetensors", named)
+        config = EXAMPLES / "haiku" / "adapter_config.json"
+        with visitor.page() as page:
+            visitor.sign_in(page, admin)
+            page.goto("/console/adapters/upload")
+            expect(page.locator("input[type=file]:visible")).to_have_count(1)
+            page.get_by_role("button", name="Upload and check").click()  # the name is asked first
+            both, alert = page.get_by_label("Both files"), page.get_by_role("alert")
+            both.set_input_files(EXAMPLES / "haiku" / "adapter_model.safetensors")
+            expect(alert).to_contain_text("adapter_config.json is missing")
+            expect(page.get_by_label("Name")).to_have_value("")  # everybody's file is called so
+            both.set_input_files(config)
+            expect(alert).to_be_hidden()
+            expect(page.locator("#chosen")).to_contain_text("adapter_config.json (")
+            both.set_input_files([config, named])
+            expect(page.get_by_label("Name")).to_have_value("corsair-speech")
 
     def test_an_upload_goes_on_after_the_page_was_closed(
         self, visitor: Visitor, admin: str
@@ -207,7 +229,8 @@ class TestAdapters:
             visitor.sign_in(page, admin)
             page.goto("/console/adapters/upload")
             page.get_by_label("Name").fill("plain-form")
-            _choose(page, EXAMPLES / "haiku")
+            for name in ("adapter_config.json", "adapter_model.safetensors"):
+                page.get_by_label(name).set_input_files(EXAMPLES / "haiku" / name)
             page.get_by_role("button", name="Upload and check").click()
             page.wait_for_url("**/console/adapters/plain-form/versions/1")
             expect(page.get_by_role("heading", name="Validation")).to_be_visible()
@@ -279,10 +302,14 @@ class TestPlayground:
         with visitor.page() as page:
             visitor.sign_in(page, admin)
             page.goto(f"/console/playground?model={uploaded}")
-            page.get_by_label("Beside it").fill(f"{uploaded}@v1")
+            page.get_by_label("Compare with").fill(f"{uploaded}@v1")
             page.get_by_label("Temperature").fill("0")
             page.get_by_label("Maximum tokens").fill("24")
             page.get_by_label("Prompt").fill("Where do penguins live?")
+            legend = page.locator("[data-legend]")
+            expect(legend).to_be_hidden()
+            page.get_by_label("Show how likely each token was").check()
+            expect(legend).to_contain_text("below 10 %")
             page.get_by_role("button", name="Send").click()
             status = page.locator("[data-status]")
             expect(status).to_have_text("Done", timeout=ANSWER_MS)
@@ -326,6 +353,9 @@ class TestPlayground:
             page.get_by_label("Prompt").fill("Hello")
             page.get_by_role("button", name="Send").click()
             expect(page.get_by_role("alert")).to_contain_text("no-such-model")
+            expect(page.locator("[data-status]")).to_have_text("Refused")
+            page.get_by_role("link", name="Your adapters").click()
+            page.wait_for_url("**/console/adapters")
 
     @pytest.mark.wide
     def test_both_answers_come_without_scripts_too(
@@ -349,6 +379,7 @@ class TestKeys:
             visitor.sign_in(page, seeded.email)
             page.goto("/console/keys")
             page.get_by_label("Name", exact=True).fill("from the browser")
+            page.get_by_text("Restrict it").click()
             page.get_by_label("Only for adapters").fill("no-such-adapter")
             page.get_by_role("button", name="Create a key").click()
             expect(page.get_by_role("alert")).to_contain_text("no-such-adapter")
@@ -358,6 +389,9 @@ class TestKeys:
             page.get_by_role("button", name="Create a key").click()
             secret = page.locator(".secret code").inner_text()
             assert secret.startswith("lmx_")
+            expect(page.get_by_label("The call in curl", exact=True)).to_contain_text(
+                f"Bearer {secret}"
+            )
             page.goto("/console/keys")
             assert secret not in page.content()
             page.get_by_role("link", name="from the browser").click()
@@ -382,6 +416,7 @@ class TestKeys:
             visitor.sign_in(page, seeded.email)
             page.goto("/console/keys")
             page.get_by_label("Name", exact=True).fill(name)
+            page.get_by_text("Restrict it").click()
             first_token = page.get_by_label("Time to first token, ms")
             expect(page.get_by_text("From 60000 ms up")).to_be_visible()
             first_token.fill("500")

@@ -12,6 +12,8 @@ function playground(form) {
     ["send", "stop", "again", "status", "error", "replies"].map(find);
   if (!send) return; // a viewer's page
   find("scripted").hidden = false;
+  find("logprobs").onchange = (event) => { find("legend").hidden = !event.target.checked; };
+  find("legend").hidden = !find("logprobs").checked; // a browser may keep the switch over a reload
   let last = null;
 
   function call(model) {
@@ -47,8 +49,8 @@ function playground(form) {
     stop.hidden = false;
     again.hidden = true;
     status.textContent = "Waiting for the first token";
-    await Promise.all(calls.map((body) => answerInto(panel(body.model), body, cancel.signal, () => { status.textContent = "Answering"; })));
-    status.textContent = cancel.signal.aborted ? "Stopped" : "Done";
+    const answered = await Promise.all(calls.map((body) => answerInto(panel(body.model), body, cancel.signal, () => { status.textContent = "Answering"; })));
+    status.textContent = cancel.signal.aborted ? "Stopped" : [...new Set(answered)].join(", ");
     send.disabled = false;
     stop.hidden = true;
     again.hidden = false;
@@ -64,6 +66,7 @@ function playground(form) {
   });
 }
 
+// Returns how it ended: Done, Refused, Broken off or Stopped.
 async function answerInto(panel, body, signal, begun) {
   const [text, figures, error] = [".text", "[data-figures]", ".notice"].map((s) => panel.querySelector(s));
   const started = performance.now();
@@ -79,7 +82,10 @@ async function answerInto(panel, body, signal, begun) {
       signal,
     });
     if (response.redirected) throw new Error("Your session has ended. Sign in again in another tab, then send it again.");
-    if (!response.ok) throw new Error((await response.json()).error.message);
+    if (!response.ok) {
+      refuse(error, await response.json());
+      return "Refused";
+    }
     for await (const chunk of events(response.body)) {
       if (chunk.error) throw new Error(chunk.error.message);
       for (const choice of chunk.choices) {
@@ -94,10 +100,23 @@ async function answerInto(panel, body, signal, begun) {
     const seconds = (performance.now() - started) / 1000;
     figures.textContent = `${tokens} tokens in ${seconds.toFixed(1)} s, the first after ${Math.round(first || 0)} ms${stopped}`;
   } catch (problem) {
-    if (problem.name === "AbortError") { figures.textContent = "Stopped"; return; }
+    if (problem.name === "AbortError") { figures.textContent = "Stopped"; return "Stopped"; }
     error.textContent = problem.message;
     error.hidden = false;
+    return "Broken off";
   }
+  return "Done";
+}
+
+// `page`: where somebody goes on, or null.
+function refuse(notice, { error, page }) {
+  notice.textContent = error.message;
+  if (page) {
+    const link = document.createElement("a");
+    Object.assign(link, { href: page.href, textContent: page.label });
+    notice.append(" ", link);
+  }
+  notice.hidden = false;
 }
 
 // ---------------------------------------------------------------- tokens

@@ -5,6 +5,8 @@
 const NAME = /^[a-z0-9][a-z0-9._-]{0,62}$/;
 const MAX_HEADER_BYTES = 1024 * 1024;
 const TRIES = 5;
+// What training scripts and PEFT itself call every adapter's folder or file.
+const EVERYBODYS = /^(adapter|adapter[_-]model|checkpoint[_-]?\d*|output|outputs|results?|final([_-]\w+)?|lora|peft|model|runs?|tmp|out|\d+)$/;
 const REFUSED = { use_dora: "DoRA", use_qalora: "QA-LoRA", trainable_token_indices: "trained token rows" };
 
 function uploadForm(form) {
@@ -12,27 +14,56 @@ function uploadForm(form) {
   const config = form.elements["adapter_config.json"];
   const weights = form.elements["adapter_model.safetensors"];
   const drop = form.querySelector("[data-drop]");
+  const both = part("both").querySelector("input");
   let cancel = null;
 
+  // One chooser stands in for the two fields, which are those of a page without this file.
+  drop.querySelector(".files").hidden = true;
+  for (const field of [config, weights]) field.required = false;
+  part("both").hidden = false;
+  part("chosen").hidden = false;
+  if (config.hasAttribute("aria-invalid") || weights.hasAttribute("aria-invalid")) both.setAttribute("aria-invalid", "true");
+
+  both.onchange = () => take([...both.files]);
+  both.onclick = () => { both.value = ""; }; // the same files, changed meanwhile, are a choice too
+  both.oncancel = showChosen;
   drop.querySelector("[data-drop-text]").textContent = "Drop the two files or their folder here, or choose them";
   drop.ondragover = (event) => { event.preventDefault(); drop.classList.add("over"); };
   drop.ondragleave = () => drop.classList.remove("over");
   drop.ondrop = async (event) => {
     event.preventDefault();
     drop.classList.remove("over");
-    complain("");
-    for (const file of await dropped(event.dataTransfer)) {
-      const target = { "adapter_config.json": config, "adapter_model.safetensors": weights }[file.name]
-        || (file.name.endsWith(".safetensors") ? weights : null);
-      if (!target) continue;
-      const list = new DataTransfer();
-      list.items.add(file);
-      target.files = list.files;
-    }
-    if (!config.files.length || !weights.files.length) {
-      complain("Among what was dropped there is no adapter_config.json with an adapter_model.safetensors; drop both.");
-    }
+    const { folder, files } = await dropped(event.dataTransfer);
+    take(files, folder);
   };
+
+  // Sorts files into the two fields; chosen one after the other they add up.
+  function take(files, folder = "") {
+    for (const file of files) {
+      const target = { "adapter_config.json": config, "adapter_model.safetensors": weights }[file.name]
+        || (/\.(safetensors|bin)$/.test(file.name) ? weights : null);
+      if (!target) continue;
+      target.files = list([file]);
+    }
+    const chosen = showChosen();
+    const weighed = weights.files.length ? weights.files[0].name.replace(/\.[a-z]+$/, "") : "";
+    if (!form.elements.name.value) form.elements.name.value = proposed(folder) || proposed(weighed);
+    complain(chosen.length ? missing() : "Among these there is no adapter_config.json and no adapter_model.safetensors; choose both.");
+  }
+
+  // What is chosen, in the chooser too when it was dropped or came one by one.
+  function showChosen() {
+    const chosen = [config, weights].map((field) => field.files[0]).filter(Boolean);
+    both.files = list(chosen);
+    part("chosen").textContent = chosen.map((file) => `${file.name} (${size(file.size)})`).join(", ");
+    return chosen;
+  }
+
+  function missing() {
+    if (!config.files.length) return "adapter_config.json is missing; it lies beside the weights that PEFT saved.";
+    if (!weights.files.length) return "adapter_model.safetensors is missing; it lies beside the config that PEFT saved.";
+    return "";
+  }
 
   function complain(sentence) {
     part("error").textContent = sentence;
@@ -51,6 +82,8 @@ function uploadForm(form) {
 
   form.onsubmit = async (event) => {
     event.preventDefault();
+    complain(missing());
+    if (!part("error").hidden) return;
     const files = { name: form.elements.name.value.trim(), config: config.files[0], weights: weights.files[0] };
     complain(await problemOf(files, Number(form.dataset.maxBytes)));
     if (!part("error").hidden) return;
@@ -68,17 +101,30 @@ function uploadForm(form) {
   };
 }
 
-// Files of a drop, also those in a folder that was dropped.
+function list(files) {
+  const made = new DataTransfer();
+  for (const file of files) made.items.add(file);
+  return made.files;
+}
+
+// A name from what the folder or the weights are called, "" where that names no adapter.
+function proposed(text) {
+  const name = text.trim().toLowerCase().replace(/\s+/g, "-");
+  return NAME.test(name) && !name.includes("..") && !EVERYBODYS.test(name) ? name : "";
+}
+
+// Files of a drop, also those in a folder that was dropped, and what that folder is called.
 async function dropped(transfer) {
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry && item.webkitGetAsEntry());
   const found = [...transfer.files].filter((_, index) => !entries[index] || entries[index].isFile);
-  for (const entry of entries.filter((one) => one && one.isDirectory)) {
+  const folders = entries.filter((one) => one && one.isDirectory);
+  for (const entry of folders) {
     const inside = await new Promise((done, fail) => entry.createReader().readEntries(done, fail));
     for (const file of inside.filter((one) => one.isFile)) {
       found.push(await new Promise((done, fail) => file.file(done, fail)));
     }
   }
-  return found;
+  return { folder: folders.length === 1 ? folders[0].name : "", files: found };
 }
 
 // ----------------------------------------------------- before a byte is sent
@@ -95,7 +141,8 @@ async function configProblem(file) {
   let config;
   try {
     config = JSON.parse(await file.text());
-  } catch {
+  } catch (problem) {
+    if (problem.name === "NotReadableError") return "adapter_config.json was changed after it was chosen; choose it again.";
     return "adapter_config.json is not JSON: is it the file that PEFT saved?";
   }
   if (config === null || typeof config !== "object" || Array.isArray(config)) {
@@ -236,6 +283,10 @@ function refusal(status, text) {
 async function sha256(data) {
   const digest = await crypto.subtle.digest("SHA-256", await data.arrayBuffer());
   return [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+function size(bytes) {
+  return bytes < 1048576 ? `${(bytes / 1024).toFixed(1)} KiB` : mebibytes(bytes);
 }
 
 function mebibytes(bytes) {

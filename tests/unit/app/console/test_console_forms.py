@@ -1,5 +1,6 @@
 """Forms of a tenant's pages as they work without JavaScript: kept input, refusals, effects."""
 
+import html
 import json
 import re
 import shlex
@@ -9,12 +10,14 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from app.adapters import states
 from app.adapters.models import AdapterVersion
+from app.adapters.schemas import FindingObject
 from app.audit import service as audit
 from app.caller import KeyBudget, KeyLimits
 from app.clock import FrozenClock
 from app.console.examples import examples
-from app.console.version_views import norms_chart
+from app.console.version_views import grouped, norms_chart
 from app.keys import service as keys
 from app.limit_requests.service import MOST_A_DAY, REQUESTABLE, REQUESTED
 from app.main import create_app
@@ -49,6 +52,14 @@ async def version(platform: Platform, tenant: Tenant) -> AdapterVersion:
     first = await make_ready_adapter(platform, tenant)
     await add_version(platform, first, 2)
     return first
+
+
+async def make_rejected_adapter(platform: Platform, tenant: Tenant, name: str) -> None:
+    """One whose only version was ready before another validation rejected it."""
+    version = await make_ready_adapter(platform, tenant, name)
+    async with platform.db.transaction() as session:
+        row = await session.get_one(AdapterVersion, version.id)
+        row.state = states.REJECTED
 
 
 class TestAliases:
@@ -108,6 +119,29 @@ class TestVersions:
         assert (await client.get(f"{address}?seen=ready-0")).status_code == 204
         assert (await client.get(f"{address}?seen=validating-0")).status_code == 200
 
+    async def test_calls_name_the_adapter_alone_where_live_reaches_the_version(
+        self, client: httpx.AsyncClient, version: AdapterVersion
+    ) -> None:
+        live = (await client.get("/console/adapters/support/versions/1")).text
+        assert 'playground?model=support"' in live
+        assert "now v1;" in live
+        other = (await client.get("/console/adapters/support/versions/2")).text
+        assert 'playground?model=support@v2"' in other
+        assert "alone calls v1" in other
+
+    def test_findings_of_one_kind_are_one_line(self) -> None:
+        def finding(code: str, field: str, words: str) -> FindingObject:
+            return FindingObject(code=code, severity="fail", message=words, field=field)
+
+        places = [f"layers.{n}.q" for n in range(20)]
+        ranks = [finding("rank_mismatch", at, f"{at} has rank 8, not 4") for at in places]
+        found = grouped([*ranks, finding("rank_mismatch", "config", "another sentence")])
+        assert [(one.first.message, one.count) for one in found] == [
+            ("layers.0.q has rank 8, not 4", 20),
+            ("another sentence", 1),
+        ]
+        assert found[0].others == [one.message for one in ranks[1:]]
+
     def test_norms_are_charted_in_the_order_of_layers(self) -> None:
         chart = norms_chart({"update_ratio_by_layer": {"10": 0.5, "2": 0.25}})
         assert chart is not None
@@ -124,7 +158,49 @@ class TestPlayground:
         page = await client.post("/console/playground", data=form)
         assert page.status_code == 200
         assert "Ahoy!" in page.text
-        assert "The model &#39;no-such&#39; does not exist" in page.text
+        assert "There is no model &#39;no-such&#39;" in page.text
+
+    async def test_a_refusal_leads_to_the_page_that_says_why(
+        self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant
+    ) -> None:
+        await add_version(
+            platform, await make_ready_adapter(platform, tenant), 2, state=states.REJECTED
+        )
+        for model, told, page in (
+            ("support@v2", "support v2 was rejected", "/console/adapters/support/versions/2"),
+            ("support@v7", "support has nothing", "/console/adapters/support"),
+            ("support@beta", "support has nothing", "/console/adapters/support"),
+            ("elsewhere", "There is no model", "/console/adapters"),
+        ):
+            body = {"model": model, "messages": [{"role": "user", "content": "Hi"}]}
+            answer = await client.post("/console/playground/stream", json=body)
+            assert answer.status_code == 404
+            assert told in answer.json()["error"]["message"]
+            assert answer.json()["page"]["href"] == page
+            form = {"model": model, "prompt": "Hi"}
+            assert (
+                f'<a href="{page}">'
+                in (await client.post("/console/playground", data=form)).text.split("data-replies")[
+                    1
+                ]
+            )
+
+    async def test_a_refusal_about_something_else_stays_as_the_api_words_it(
+        self, client: httpx.AsyncClient, version: AdapterVersion
+    ) -> None:
+        body = {"model": "support", "messages": [], "stream": True}
+        answer = await client.post("/console/playground/stream", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "messages"
+        assert answer.json()["page"] is None
+
+    async def test_only_models_that_can_answer_are_offered(
+        self, client: httpx.AsyncClient, platform: Platform, version: AdapterVersion, tenant: Tenant
+    ) -> None:
+        await make_rejected_adapter(platform, tenant, "support-broken")
+        found = (await client.get("/console/playground/models?model=support")).text
+        assert found.count("<option") == 1
+        assert 'value="support"' in found
 
     async def test_suggestions_hold_what_is_typed_and_nobody_elses(
         self, client: httpx.AsyncClient, platform: Platform, version: AdapterVersion
@@ -205,9 +281,12 @@ class TestKeys:
         self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant, wrong: str, said: str
     ) -> None:
         await promise(platform, tenant, requests_per_minute=10)
-        answer = await client.post("/console/keys", data={"requests_per_minute": wrong})
+        form = {"name": "ci", "requests_per_minute": wrong}
+        answer = await client.post("/console/keys", data=form)
         assert answer.status_code == 400
         assert said in answer.text
+        assert "requests_per_minute is" not in answer.text  # the page calls it by its label
+        assert re.search(r"<details open>\s*<summary>Restrict it", answer.text)
         assert re.search(rf'value="{wrong}"[^>]*at most 10[^>]*aria-invalid', answer.text)
 
     async def test_a_latency_budget_is_loosened_shown_changed_and_taken_away(
@@ -292,6 +371,44 @@ class TestKeys:
         wrong = await client.post(address, data=form | {"networks": "10.0.0.1/8", "name": "kept"})
         assert wrong.status_code == 400
         assert 'value="kept"' in wrong.text
+
+    async def test_a_key_without_a_name_is_refused(
+        self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant
+    ) -> None:
+        key = await make_key(platform, tenant, name="kept")
+        for address in ("/console/keys", f"/console/keys/{key.row.id}"):
+            answer = await client.post(address, data={"name": " "})
+            assert answer.status_code == 400
+            assert "Give the key a name" in answer.text
+        async with platform.db.reading() as session:
+            found = await keys.list_keys(session, tenant_id=tenant.id, limit=9)
+        assert [row.name for row in found] == ["kept"]
+
+    async def test_restrictions_are_folded_until_there_are_some(
+        self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant
+    ) -> None:
+        folded = re.compile(r"<details>\s*<summary>Restrict it")
+        assert folded.search((await client.get("/console/keys")).text)
+        key = await make_key(platform, tenant, name="ci", networks=["10.0.0.0/8"])
+        assert not folded.search((await client.get(f"/console/keys/{key.row.id}")).text)
+
+    async def test_a_new_key_comes_with_a_call_to_the_newest_adapter(
+        self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant
+    ) -> None:
+        def call(page: str) -> str:
+            found = re.search(r'"The call in curl"><code>(.*?)</code>', page, re.DOTALL)
+            return html.unescape(found[1]) if found else ""
+
+        made = (await client.post("/console/keys", data={"name": "first"})).text
+        assert "tiny-base" in call(made)
+        await make_ready_adapter(platform, tenant)
+        await make_rejected_adapter(platform, tenant, "broken")
+        made = (await client.post("/console/keys", data={"name": "second"})).text
+        secret = re.findall(r"lmx_\w+", call(made))[0]
+        assert f"Bearer {secret}" in call(made)
+        assert '"model": "support"' in call(made)
+        form = {"name": "third", "access": "read"}
+        assert call((await client.post("/console/keys", data=form)).text) == ""
 
     async def test_the_overlap_of_a_rotation_is_one_of_the_list(
         self, client: httpx.AsyncClient, platform: Platform, tenant: Tenant

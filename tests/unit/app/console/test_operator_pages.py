@@ -366,6 +366,7 @@ class TestTenants:
         )
         assert "/console/invitation/" in invited.text
         assert "no-store" in invited.headers["cache-control"]
+        assert invited.text.index('id="users"') < invited.text.index('id="limits"')
         await operator.post(f"{path}/keys/{key.row.id}/revoke")
         async with platform.db.reading() as session:
             assert (await session.get_one(ApiKey, key.row.id)).revoked_at is not None

@@ -14,7 +14,7 @@ from app.console.usage import MOST_LINES
 from app.platform import Platform
 from app.tenants.models import Tenant
 from app.usage import ledger_repository
-from app.usage.entries import FinalEntry, hour_of
+from app.usage.entries import FinalEntry, hour_of, month_of
 from app.usage.ledger_repository import Closed
 from app.usage.report import MAX_LINES
 from app.users.service import invite
@@ -161,6 +161,7 @@ async def test_whoever_chose_a_password_by_a_link_is_signed_in_with_it(
     for _ in range(30 * guessed_at):
         if (await client.post("/console/sign-in", data=guess)).status_code == 429:
             break
+    assert "Save it and sign in" in (await client.get(path)).text
     answer = await client.post(path, data={"password": PASSWORD})
     assert answer.status_code == 303
     if guessed_at:
@@ -169,3 +170,44 @@ async def test_whoever_chose_a_password_by_a_link_is_signed_in_with_it(
     assert answer.headers["location"] == "/console"
     assert (await client.get("/console/adapters")).status_code == 200
     assert (await client.post(path, data={"password": PASSWORD})).status_code == 404
+    await says_what_to_do(client, path)
+
+
+async def says_what_to_do(client: httpx.AsyncClient, path: str) -> None:
+    answer = await client.get(path)
+    assert answer.status_code == 404
+    assert "This link does not work" in answer.text
+    assert 'href="/console/sign-in"' in answer.text
+    assert 'type="password"' not in answer.text
+
+
+async def test_an_unknown_link_says_so_before_a_password_is_typed(
+    client: httpx.AsyncClient,
+) -> None:
+    for kind in ("invitation", "password-reset"):
+        await says_what_to_do(client, f"/console/{kind}/no-such-token")
+
+
+@pytest.mark.parametrize(
+    ("unlimited", "told"),
+    [
+        (False, "calls whose process ended"),
+        (True, "running requests, or by calls whose process ended"),
+    ],
+)
+async def test_tokens_held_while_nothing_runs_are_those_of_a_process_that_ended(
+    platform: Platform, client: httpx.AsyncClient, unlimited: bool, told: str
+) -> None:
+    if unlimited:  # then nothing counts what runs
+        platform.settings = platform.settings.model_copy(update={"tenant_max_concurrent": None})
+    tenant = await make_tenant(platform)
+    month = month_of(platform.clock.now())
+    await platform.db.write_in_thread(
+        lambda connection: ledger_repository.reserve_month(
+            connection, tenant.id, month, [744], None
+        )
+    )
+    await enter(platform, client, tenant, role="tenant_viewer")
+    page = (await client.get("/console/limits")).text
+    assert f"744 more are held by {told}" in page
+    assert "after about 15 min" in page
