@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.middleware.gzip import GZipMiddleware
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 
 from app import openapi
@@ -38,6 +38,10 @@ def install(app: FastAPI) -> None:
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return HTMLResponse(_PAGE)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def where_tools_look() -> RedirectResponse:
+        return RedirectResponse("/docs/openapi.json")
 
     @app.get("/docs/openapi.json", include_in_schema=False)
     async def document() -> JSONResponse:

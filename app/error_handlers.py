@@ -25,7 +25,7 @@ from app.errors import (
     TooLarge,
     Unauthenticated,
 )
-from app.json_depth import too_deep
+from app.json_body import unreadable
 from app.logging import where
 from app.metrics import REFUSALS
 
@@ -71,7 +71,10 @@ async def _app_error(request: Request, error: Exception) -> Response:
 
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return answer(request, from_validation(error.errors()))
+    found = error.errors()
+    if found[0].get("type") == "json_invalid":
+        return answer(request, unreadable(await request.body()))
+    return answer(request, from_validation(found))
 
 
 async def _database_error(request: Request, error: Exception) -> Response:
@@ -102,8 +105,8 @@ async def _unstorable(request: Request, error: Exception) -> Response:
 async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     cause = error.__cause__
-    if isinstance(cause, RecursionError):  # of reading the body, which is kept from then on
-        return answer(request, too_deep(await request.body()))
+    if isinstance(cause, RecursionError | ValueError):  # of reading JSON; the body is kept
+        return answer(request, unreadable(await request.body()))
     refused = cause if isinstance(cause, AppError) else from_status(request, error)
     response = answer(request, refused)
     for name, value in (error.headers or {}).items():
@@ -156,11 +159,6 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     first = errors[0]
     kind = str(first.get("type", ""))
     param = field_name(first.get("loc", ()))
-    if kind == "json_invalid":
-        return InvalidRequest(
-            "The body is not valid JSON; check its quotes, commas and brackets.",
-            code="invalid_json",
-        )
     if not param:
         return InvalidRequest(
             "Send a JSON object as the body, with `Content-Type: application/json`.",
@@ -174,10 +172,21 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
             code="unknown_field",
             param=param,
         )
-    message = str(first.get("msg", "Invalid value")).removeprefix("Value error, ").rstrip(".")
     return InvalidRequest(
-        f"`{param}`: {message}{_given(first, param)}.", code="invalid_value", param=param
+        f"`{param}`{_complaint(first)}{_given(first, param)}.", code="invalid_value", param=param
     )
+
+
+def _complaint(error: Mapping[str, Any]) -> str:
+    """What follows the field's name: pydantic's own sentences begin with "Input should be"."""
+    if error.get("type") == "string_unicode":
+        return " has half a surrogate pair, such as a lone \\ud800; write the whole character"
+    message = str(error.get("msg", "Invalid value")).removeprefix("Value error, ").rstrip(".")
+    message = message.partition(", unable to parse")[0].replace(" after validation", "")
+    must = re.sub(
+        r"^(?:Input|Value|String|List|Dictionary|Data|Tuple|Set) should ", "must ", message
+    )
+    return f" {must}" if must != message else f": {message}"
 
 
 def field_name(location: Sequence[str | int]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import structlog
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import BaseRoute
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
@@ -25,6 +25,7 @@ from app.last_used import FLUSH_EVERY_S
 from app.logging import configure_logging
 from app.middleware import BodyLimits, BodyRule, RequestContext, SameOrigin, SecurityHeaders
 from app.platform import Platform, open_platform
+from app.query import refuse_unknown_parameters
 from app.settings import Settings, get_settings
 from app.tracing import TraceRequests
 from app.users import sessions
@@ -88,8 +89,9 @@ def _routes() -> list[BaseRoute]:
     They know no application: `dependency_overrides` does not reach them.
     """
     served = APIRouter()
+    strict = [Depends(refuse_unknown_parameters)]
     for routes in (*_files("routes"), *_files("tenant_routes")):
-        served.include_router(routes.router)
+        served.include_router(routes.router, dependencies=strict)
     return served.routes
 
 

@@ -30,6 +30,7 @@ REFUSALS = {
     "409": "It contradicts the state of things; the message says which.",
     "411": "A body must say its length or come in chunks.",
     "413": "The body is larger than the setting that the message names.",
+    "415": "The body is of another content type than the call takes.",
     "422": "A value is of the wrong type or out of bounds; `param` names the field.",
     "429": "A limit is reached; `Retry-After` says when to try again.",
     "500": "A fault of the server; `x-request-id` finds it in its logs.",

@@ -38,12 +38,13 @@ from app.adapters.uploads import (
     WRITE_BYTES,
     UploadGate,
     check_ranks,
+    config_too_large,
     too_large,
 )
 from app.adapters.views import unix
 from app.audit import service as audit
 from app.caller import Caller
-from app.errors import Conflict, Forbidden, InvalidRequest, NotFound, TooLarge
+from app.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from app.ids import new_id
 from engine.errors import AdapterMissing
 
@@ -98,11 +99,7 @@ async def begin(
     settings, now = resources.settings, resources.clock.now()
     name = adapter_name(body.name)
     if body.config_bytes > MAX_CONFIG_BYTES:
-        raise TooLarge(
-            f"adapter_config.json may have {MAX_CONFIG_BYTES} bytes",
-            code="config_too_large",
-            param="config_bytes",
-        )
+        raise config_too_large("config_bytes")
     if body.config_bytes + body.weights_bytes > settings.max_adapter_bytes:
         raise too_large(settings.max_adapter_bytes, param="weights_bytes")
     await intake.lock_living_tenant(session, caller)

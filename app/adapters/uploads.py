@@ -152,11 +152,14 @@ class _Form:
     def _gather(self, data: bytes) -> None:
         most = MAX_NAME_BYTES if self._part == NAME_PART else MAX_CONFIG_BYTES
         if len(self._small) + len(data) > most:
-            raise TooLarge(
-                f"the part {self._part} is larger than {most} bytes",
-                code="name_too_long" if self._part == NAME_PART else "config_too_large",
-                param=self._part,
-            )
+            if self._part == NAME_PART:
+                raise TooLarge(
+                    f"the part name is larger than {most} bytes; an adapter's name has at most 63 "
+                    "characters",
+                    code="name_too_long",
+                    param=NAME_PART,
+                )
+            raise config_too_large(CONFIG_PART)
         self._small += data
 
     async def _weights(self, data: bytes) -> None:
@@ -201,7 +204,11 @@ class _Form:
                 )
         for part, size in ((CONFIG_PART, self.config_bytes), (WEIGHTS_PART, self.weights_bytes)):
             if size == 0:
-                raise InvalidRequest(f"the part {part} is empty", code="empty_part", param=part)
+                raise InvalidRequest(
+                    f"the part {part} is empty; send the file that PEFT's save_pretrained wrote",
+                    code="empty_part",
+                    param=part,
+                )
         return adapter_name((self._name or b"").decode("utf-8", "replace"))
 
 
@@ -224,12 +231,16 @@ def check_ranks(config: bytes, max_rank: int) -> None:
     """Raises InvalidRequest for a rank that validation would refuse: nothing else need be sent."""
     found = rank_beyond(config, max_rank)
     if found is not None:
-        raise InvalidRequest(
-            f"{CONFIG_PART}: {found.message}; train with a smaller rank, or ask the operator for a "
-            "higher limit",
-            code=found.code,
-            param=CONFIG_PART,
-        )
+        raise InvalidRequest(f"{CONFIG_PART}: {found.message}", code=found.code, param=found.field)
+
+
+def config_too_large(param: str) -> TooLarge:
+    return TooLarge(
+        f"{CONFIG_PART} may have {MAX_CONFIG_BYTES} bytes, and PEFT's own has a few thousand; send "
+        "the file that save_pretrained wrote",
+        code="config_too_large",
+        param=param,
+    )
 
 
 def too_large(limit: int, param: str = WEIGHTS_PART) -> TooLarge:

@@ -15,6 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -167,10 +168,15 @@ class EngineRouter:
         self._codec_problem = "the tokenizer is being read"
         self._watcher: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
+    async def start(self, *, wait_s: float = 0.0) -> None:
+        """Begins to connect; waits at most `wait_s` until every engine has said how it is."""
         for engine in self._engines.values():
             await engine.client.start()
         await self._read_registry()
+        if wait_s:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self.refresh()
         self._watcher = asyncio.create_task(self._watch(), name="engine-watch")
 
     async def close(self) -> None:

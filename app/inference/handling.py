@@ -8,9 +8,10 @@ import msgspec
 from fastapi import Request, Response
 
 from app.caller import Caller
-from app.errors import AppError
+from app.errors import AppError, InvalidRequest
 from app.ids import new_id
 from app.inference.answers import Envelope, chat_answer, completion_answer
+from app.inference.fields import clip
 from app.inference.frames import Frames
 from app.inference.schemas import Call, read_json
 from app.inference.service import Admitted, admit
@@ -26,6 +27,7 @@ Parse = Callable[[dict[str, Any], Settings], Call]
 async def answer(request: Request, platform: Platform, caller: Caller, parse: Parse) -> Response:
     """Runs one call; `parse` is `chat_call` or `completion_call`. Raises AppError."""
     async with with_limit_headers(platform, caller):
+        _expect_json(request)
         sent = await request.body()
         received_ms = platform.clock.monotonic_ms()
         call = parse(read_json(sent), platform.settings)
@@ -73,6 +75,19 @@ def request_id_of(request: Request) -> str:
     """The id that the middleware gave this request."""
     found: str | None = getattr(request.state, "request_id", None)
     return found or new_id("req")
+
+
+def _expect_json(request: Request) -> None:
+    """A body that says nothing of itself counts as JSON."""
+    given = request.headers.get("content-type", "")
+    kind = given.partition(";")[0].strip().lower()
+    if kind not in ("", "application/json"):
+        raise InvalidRequest(
+            f"The body came as {clip(kind)}; send JSON with `Content-Type: application/json`.",
+            code="json_expected",
+            param="content-type",
+            status=415,
+        )
 
 
 def _envelope(admitted: Admitted, call: Call, created: int) -> Envelope:

@@ -28,6 +28,8 @@ from engine.tool_format import ToolSetting
 from engine.types import ModelDescription
 
 TICK_S = 5.0
+FIRST_WORD_S = 2.0
+"""Before calls are taken: so that the first ones find the engines that are there."""
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +44,7 @@ async def lifespan(platform: Platform) -> AsyncIterator[None]:
     ledger = platform.ledger = platform.ledger or open_ledger(platform)
     platform.checks["engine"] = _engine_check(engines)
     platform.checks["limits"] = _limits_check(limits)
-    await engines.start()
+    await engines.start(wait_s=FIRST_WORD_S)
     await limits.start()
     await ledger.start()
     ticker = asyncio.create_task(_tick(platform), name="ledger-tick")

@@ -21,6 +21,7 @@ from app.inference.handling import (
 )
 from app.inference.schemas import chat_call, completion_call
 from app.platform import Platform
+from app.query import refuse_unknown_parameters
 
 router = APIRouter(prefix="/v1", tags=["inference"])
 
@@ -33,6 +34,7 @@ class CallRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         async def handle(request: Request) -> Response:
+            await refuse_unknown_parameters(request)
             platform = await get_platform(request)
             caller = await api_caller(request, platform)
             response: Response = await self.endpoint(request, caller, platform)

@@ -14,7 +14,7 @@ from app.inference.fields import Fields, clip, kind, refused, unsupported
 from app.inference.messages import chat_messages, needs_tools
 from app.inference.response_format import response_grammar
 from app.inference.tools import LEGACY, ToolUse, tool_use
-from app.json_depth import too_deep
+from app.json_body import unreadable
 from app.settings import Settings
 from engine.types import Grammar, LatencyBudget
 
@@ -91,19 +91,14 @@ class Call:
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """The body as an object; 400 `invalid_json` says where it stops being JSON."""
+    """The body as an object; 400 `invalid_json` says why it is none."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if isinstance(error, RecursionError):
-            raise too_deep(body) from None
-        reason = clip(str(error)) if isinstance(error, msgspec.DecodeError) else "no UTF-8"
-        raise InvalidRequest(
-            f"the body is not JSON ({reason}); send one JSON object in UTF-8", code="invalid_json"
-        ) from error
+        raise unreadable(body) from error
     if not isinstance(value, dict):
         raise InvalidRequest(
-            f"the body is {kind(value)}; send one JSON object", code="invalid_json"
+            f"The body is {kind(value)}; send one JSON object.", code="invalid_json"
         )
     return value
 

@@ -167,9 +167,12 @@ def _seat_key(owner: str) -> str:
 
 def _refusal(claim: Claim, decision: Decision) -> RateLimited:
     if decision.refused_by == "concurrency":
-        limit = min(seat.limit for seat in decision.seats if not seat.remaining)
+        full = [seat for seat in decision.seats if not seat.remaining]
+        tightest = min(full, key=lambda seat: seat.limit)
+        whose = "your tenant" if tightest.key == _seat_key(claim.group) else "this key"
         error = RateLimited(
-            f"{limit} requests are already running, which is the limit; wait for one to end",
+            f"{tightest.limit} requests are already running, which is the limit of {whose}; wait "
+            "for one to end before you send the next, or ask for a higher limit",
             code="concurrency_limit_exceeded",
             retry_after_ms=decision.wait_ms,
         )

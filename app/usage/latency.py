@@ -36,9 +36,10 @@ class Standing:
     seen: int
     complete: bool  # False: older requests of the span are left out of the percentiles
     completed: int
-    cancelled: int
+    cancelled: int  # by the client
+    interrupted: int  # cancelled by the platform; why is among the reasons
     failed: int
-    reasons: tuple[tuple[str, int], ...]  # error codes of failed requests, the most frequent first
+    reasons: tuple[tuple[str, int], ...]  # error codes, the most frequent first
     ttft_ms: Percentiles
     tpot_ms: Percentiles
     in_budget: float | None
@@ -56,6 +57,7 @@ async def standing(
     rows = await repository.outcomes(session, tenant_id, start, NEWEST + 1)
     complete, rows = len(rows) <= NEWEST, rows[:NEWEST]
     states = Counter(row.status for row in rows)
+    interrupted = sum(row.status == "cancelled" and row.error_code is not None for row in rows)
     reasons = Counter(row.error_code for row in rows if row.error_code)
     answered = [row for row in rows if row.ttft_ms is not None and row.completion_tokens > 0]
     within = None
@@ -66,7 +68,8 @@ async def standing(
         seen=len(rows),
         complete=complete,
         completed=states["completed"],
-        cancelled=states["cancelled"],
+        cancelled=states["cancelled"] - interrupted,
+        interrupted=interrupted,
         failed=states["failed"],
         reasons=tuple(reasons.most_common(8)),
         ttft_ms=Percentiles.of([row.ttft_ms for row in answered if row.ttft_ms is not None]),

@@ -87,6 +87,7 @@ def _is_running(entry: JournalEntry, now: datetime) -> bool:
 
 
 def _from_journal(entry: JournalEntry, engine: str, now: datetime) -> FinalEntry:
+    """What the engine cancelled it cancelled because the api was gone: no client's doing."""
     status: Status = "failed"
     if entry.finish in ("stop", "length"):
         status = "completed"
@@ -102,7 +103,7 @@ def _from_journal(entry: JournalEntry, engine: str, now: datetime) -> FinalEntry
         overshoot_tokens=0,
         finish_reasons=[entry.finish] if entry.finish else [],
         closed_at=now,
-        error_code="api_lost" if status == "failed" else None,
+        error_code=None if status == "completed" else "api_lost",
         prefill_us=microseconds(entry.prefill_ms),
         decode_us=microseconds(entry.decode_ms),
         adapter_byte_s=round(entry.adapter_byte_seconds),

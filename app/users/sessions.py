@@ -86,7 +86,7 @@ class SignIn:
             user = await repository.by_email(session, email)
         if refused > timedelta(0):
             raise RateLimited(
-                "Too many failed sign-ins. Wait before the next attempt.",
+                f"Too many failed sign-ins; try again in {throttle.told(refused)}.",
                 code="sign_in_throttled",
                 retry_after_ms=int(refused.total_seconds() * 1000) + 1,
             )

@@ -5,6 +5,7 @@ An account's wait is short, because anyone can provoke it for anyone; an address
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import ceil
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +29,10 @@ def wait(policy: Policy, failures: int, last_failure: datetime, now: datetime) -
     doublings = min(failures - policy.free, 20)
     due = last_failure + min(timedelta(seconds=2**doublings), policy.longest)
     return max(due - now, timedelta(0))
+
+
+def told(wait: timedelta) -> str:
+    """A wait in words, never shorter than it is: "1 second", "2 minutes"."""
+    seconds = ceil(wait.total_seconds())
+    count, unit = (seconds, "second") if seconds <= 90 else (ceil(seconds / 60), "minute")
+    return f"{count} {unit}{'' if count == 1 else 's'}"

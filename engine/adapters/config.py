@@ -21,6 +21,7 @@ from engine.adapters.patterns import (
 from engine.adapters.strict_json import JsonRefused, parse_object
 
 MAX_CONFIG_BYTES = 256 * 1024
+_AS_SAVED = "send the file as PEFT's save_pretrained wrote it"
 MAX_ALPHA = 1e6
 
 _V = TypeVar("_V")
@@ -112,14 +113,17 @@ def lora_scale(alpha: float, rank: int, rslora: bool) -> float:
 def check_config(data: bytes, max_rank: int) -> ConfigReport:
     """Judges the bytes of an adapter_config.json. Never raises on what a client sent."""
     if len(data) > MAX_CONFIG_BYTES:
-        message = f"adapter_config.json has {len(data)} bytes; at most {MAX_CONFIG_BYTES} are read"
+        message = (
+            f"adapter_config.json has {len(data)} bytes; at most {MAX_CONFIG_BYTES} are read. "
+            f"PEFT's own has a few thousand: {_AS_SAVED}"
+        )
         return _report([finding("config_too_large", message, size_bytes=len(data))], None)
     try:
         raw = parse_object(data)
     except JsonRefused as refusal:
-        message = f"adapter_config.json is {refusal.message}"
-        if refusal.code != "malformed_json":
-            message = f"adapter_config.json: {refusal.message}"
+        message = f"adapter_config.json: {refusal.message}"
+        if refusal.code != "byte_order_mark":
+            message += f"; {_AS_SAVED}"
         return _report([finding(refusal.code, message, at=refusal.field)], None)
     return _Checker(raw, max_rank).run()
 
@@ -272,10 +276,23 @@ class _Checker:
     def _rank_value(self, value: object, key: str) -> int | None:
         if type(value) is int and 1 <= value <= self.max_rank:
             return value
-        self._add("rank_out_of_range",
-                  f"{key} is {clip(value)}; a rank is a whole number from 1 to {self.max_rank}",
-                  key)  # fmt: skip
+        self._add("rank_out_of_range", self._wrong_rank(value, key), key)
         return None
+
+    def _wrong_rank(self, value: object, key: str) -> str:
+        span = f"a rank is a whole number from 1 to {self.max_rank}"
+        if isinstance(value, str):
+            return f'{key} is the string "{clip(value)}"; write the number without quotes: {span}'
+        if type(value) is not int:
+            return f"{key} is {clip(value)}; {span}, as the adapter was trained with"
+        if value < 1:
+            return (
+                f"{key} is {clip(value)}; {span}: write the one that the adapter was trained with"
+            )
+        return (
+            f"{key} is {clip(value)}, and ranks up to {self.max_rank} are taken here; train with a "
+            "smaller rank, or ask the operator for a higher limit"
+        )
 
     def _alpha_value(self, value: object, key: str) -> float | None:
         if type(value) in (int, float) and abs(value) <= MAX_ALPHA:  # type: ignore[arg-type]

@@ -206,7 +206,10 @@ class _Planner:
             return None
         declared = self.config.rank_of(module.name)
         if rank != declared:
-            message = f"{module.name} has rank {rank} in the file, {declared} by the config"
+            message = (
+                f"{module.name} has rank {rank} in the file, {declared} by the config; send the "
+                "config that was saved with these weights"
+            )
             self._add("rank_mismatch", message, module.name, rank=rank, declared=declared)
             return None
         alpha = self.config.alpha_of(module.name)

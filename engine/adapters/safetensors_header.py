@@ -19,6 +19,7 @@ from engine.errors import AdapterRefused
 MAX_HEADER_BYTES = 1024 * 1024
 MAX_DIMENSIONS = 8
 LENGTH_BYTES = 8
+_CUT = "it was cut on its way: save or copy it again, and send it whole"
 
 Dtype = Literal["F32", "F16", "BF16"]
 ITEM_BYTES: dict[str, int] = {"F32": 4, "F16": 2, "BF16": 2}
@@ -98,7 +99,9 @@ def _header_length(first: bytes, size: int) -> int:
             message = f"the weights file is {what}; upload adapter_model.safetensors"
             raise AdapterRefused(message, code=code)
     if size < LENGTH_BYTES + 2:
-        raise AdapterRefused(f"the weights file has {size} bytes only", code="truncated_file")
+        raise AdapterRefused(
+            f"the weights file has {size} bytes only; {_CUT}", code="truncated_file"
+        )
     if length > MAX_HEADER_BYTES:
         message = (
             f"the header claims {length} bytes; at most {MAX_HEADER_BYTES} are read. A file that "
@@ -106,7 +109,7 @@ def _header_length(first: bytes, size: int) -> int:
         )
         raise AdapterRefused(message, code="header_too_large")
     if length > size - LENGTH_BYTES:
-        message = f"the header claims {length} bytes, but the file ends after {size}"
+        message = f"the header claims {length} bytes, but the file ends after {size}; {_CUT}"
         raise AdapterRefused(message, code="truncated_file")
     return length
 
@@ -171,7 +174,7 @@ def _require_cover(tensors: list[TensorInfo], origin: int, file_bytes: int) -> N
             raise AdapterRefused(message, code="offsets_gap", field=shown)
         position += tensor.nbytes
     if position > file_bytes:
-        message = f"the header promises {position} bytes, the file has {file_bytes}"
+        message = f"the header promises {position} bytes, the file has {file_bytes}; {_CUT}"
         raise AdapterRefused(message, code="truncated_file")
     if position < file_bytes:
         message = f"{file_bytes - position} bytes follow the last tensor"

@@ -37,10 +37,11 @@ def parse_object(data: bytes) -> dict[str, Any]:
         )
     except json.JSONDecodeError as error:
         raise JsonRefused(
-            "malformed_json", f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+            "malformed_json",
+            f"it is not JSON: {error.msg} at line {error.lineno}, column {error.colno}",
         ) from None
     if not isinstance(value, dict):
-        raise JsonRefused("malformed_json", f"a JSON {type(value).__name__}, not an object")
+        raise JsonRefused("malformed_json", "it is not one JSON object")
     return value
 
 
@@ -52,7 +53,9 @@ def _decode(data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise JsonRefused("malformed_json", f"not UTF-8: byte {error.start} is invalid") from None
+        raise JsonRefused(
+            "malformed_json", f"it is not UTF-8: byte {error.start} is invalid"
+        ) from None
 
 
 def _bound_depth(text: str) -> None:
@@ -71,7 +74,7 @@ def _bound_depth(text: str) -> None:
         elif character in "[{":
             depth += 1
             if depth > MAX_DEPTH:
-                raise JsonRefused("json_too_deep", f"nested deeper than {MAX_DEPTH} levels")
+                raise JsonRefused("json_too_deep", f"it is nested deeper than {MAX_DEPTH} levels")
         elif character in "]}":
             depth -= 1
 
@@ -91,24 +94,24 @@ def _storable(value: object) -> None:
     """Refuses text that no database column or UTF-8 answer can hold."""
     if isinstance(value, str):
         if "\x00" in value or any("\ud800" <= c <= "\udfff" for c in value):
-            raise JsonRefused("malformed_json", "a string holds NUL or half a surrogate pair")
+            raise JsonRefused("malformed_json", "it has a string with NUL or half a surrogate pair")
     elif isinstance(value, list):
         for item in value:
             _storable(item)
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise JsonRefused("malformed_json", f"{name} is not JSON")
+    raise JsonRefused("malformed_json", f"it has {name}, which is not JSON")
 
 
 def _integer(digits: str) -> int:
     if len(digits) > MAX_NUMBER_CHARACTERS:
-        raise JsonRefused("malformed_json", f"a number of {len(digits)} digits")
+        raise JsonRefused("malformed_json", f"it has a number of {len(digits)} digits")
     return int(digits)
 
 
 def _number(digits: str) -> float:
     value = float(digits)
     if len(digits) > MAX_NUMBER_CHARACTERS or not math.isfinite(value):
-        raise JsonRefused("malformed_json", f"the number {digits[:20]} is out of range")
+        raise JsonRefused("malformed_json", f"its number {digits[:20]} is out of range")
     return value

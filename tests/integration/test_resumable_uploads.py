@@ -124,7 +124,7 @@ class TestTheWayToAVersion:
         begun = await upload.begin(config_bytes=len(wrong))
         assert begun.status_code == 201
         refused = await upload.put(0, wrong)
-        assert error_of(refused) == (400, "rank_out_of_range", "adapter_config.json")
+        assert error_of(refused) == (400, "rank_out_of_range", "r")
         assert 0 in (await upload.get()).json()["missing"]
 
     async def test_nothing_of_the_parts_stays_behind(

@@ -421,7 +421,12 @@ class TestLimits:
         tenant = await make_tenant(platform, max_rank=2)
         key = await make_key(platform, tenant)
         refused = await post_upload(client, key, files(0), "a")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "rank_out_of_range")
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["param"]) == (
+            400,
+            "rank_out_of_range",
+            "r",
+        )
         assert await count(platform, AdapterVersion) == 0
         await _set_rank(platform, tenant.id, 256)
         await upload(client, key)

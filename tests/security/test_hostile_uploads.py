@@ -221,6 +221,30 @@ class TestParts:
             missing,
         )
 
+    @pytest.mark.parametrize(
+        ("name", "content", "code", "remedy"),
+        [
+            (CONFIG, b"", "empty_part", "send the file"),
+            (WEIGHTS, b"", "empty_part", "send the file"),
+            (CONFIG, b" " * 300_000, "config_too_large", "send the file"),
+            ("name", b"n" * 300, "name_too_long", "at most 63 characters"),
+        ],
+    )
+    async def test_an_unusable_part_is_named_with_the_remedy(
+        self,
+        name: str,
+        content: bytes,
+        code: str,
+        remedy: str,
+        client: httpx.AsyncClient,
+        key: NewKey,
+        bench: Bench,
+    ) -> None:
+        parts = self.parts() | {name: part(name, content)}
+        error = (await post_body(client, key, body(*parts.values()))).json()["error"]
+        assert (error["code"], error["param"]) == (code, name)
+        assert remedy in error["message"]
+
     @pytest.mark.parametrize("double", ["name", CONFIG, WEIGHTS])
     async def test_a_part_that_comes_twice_is_named(
         self, double: str, client: httpx.AsyncClient, key: NewKey, bench: Bench

@@ -21,3 +21,9 @@ async def test_the_document_has_the_operator_api_and_no_internals(
     for path in ("tenants", "keys", "users", "audit"):
         assert f"/admin/v1/{path}" in document["paths"]
     assert "/healthz" not in document["paths"]
+
+
+async def test_the_document_is_found_where_tools_look_for_it(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/openapi.json", follow_redirects=True)
+    assert answer.status_code == 200
+    assert answer.json() == (await client.get("/docs/openapi.json")).json()

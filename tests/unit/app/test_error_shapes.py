@@ -155,7 +155,28 @@ class TestBodies:
             answer = await client.post(
                 "/v1/echo", headers=bearer(key), json={"messages": messages, field: value}
             )
-            assert repr(value) in answer.json()["error"]["message"]
+            message = answer.json()["error"]["message"]
+            assert repr(value) in message
+            assert f"`{field}` must be" in message
+            assert "Input" not in message
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            (b'{"n": 1', "ends in the middle"),
+            (b"<a/>", "XML"),
+            (b'{"n": "\xff"}', "not UTF-8"),
+            (b'{"n": ' + b"9" * 5000 + b"}", "the number 999"),
+        ],
+    )
+    async def test_what_cannot_be_read_is_told_in_plain_words(
+        self, client: httpx.AsyncClient, platform: Platform, content: bytes, words: str
+    ) -> None:
+        key = await make_key(platform, await make_tenant(platform))
+        headers = {**bearer(key), "content-type": "application/json"}
+        answer = await client.post("/v1/echo", headers=headers, content=content)
+        assert answer.status_code == 400
+        assert words in check_shape(answer)["message"]
 
 
 class TestRoutes:

@@ -42,6 +42,27 @@ class TestChat:
         assert engine.requests[0].adapter is None
         assert response.headers["x-loramux-adapter"] == f"base; {BASE_DIGEST}"
 
+    @pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8", None])
+    async def test_a_body_of_json_need_not_say_so(self, api, kind):
+        headers = {} if kind is None else {"content-type": kind}
+        sent = json.dumps(HELLO).encode()
+        response = await api.post("/v1/chat/completions", content=sent, headers=headers)
+        assert response.status_code == 200
+
+    @pytest.mark.parametrize(
+        "kind", ["text/plain", "application/x-www-form-urlencoded", "application/xml"]
+    )
+    async def test_another_content_type_is_refused_with_the_right_one(self, api, engine, kind):
+        sent = json.dumps(HELLO).encode()
+        response = await api.post(
+            "/v1/chat/completions", content=sent, headers={"content-type": kind}
+        )
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (415, "json_expected")
+        assert error["param"] == "content-type"
+        assert "application/json" in error["message"]
+        assert not engine.requests
+
     async def test_usage_is_that_of_the_ledger(self, api, platform, engine):
         engine.cached_tokens = 3
         response = await api.post("/v1/chat/completions", json=HELLO)

@@ -1,5 +1,7 @@
 """Which engine gets a call, and what the router knows of each."""
 
+import asyncio
+
 import pytest
 
 from app.engines import service
@@ -115,6 +117,33 @@ class TestDrain:
             router.choose(None)
         assert refusal.value.code == "draining"
         assert refusal.value.retry_after_ms >= 1000
+
+
+class TestStart:
+    async def test_the_first_call_finds_the_engines_that_are_there(self, platform):
+        router = install_engines(platform, {"ipc://one": FakeEngine()})
+        await router.start(wait_s=60)
+        assert router.choose(None, BASE_DIGEST).address == "ipc://one"
+        await router.close()
+
+    async def test_an_engine_without_a_word_holds_nothing_up_for_long(self, platform):
+        class Silent(FakeEngine):
+            async def status(self):
+                await asyncio.Event().wait()
+
+        silent = Silent()
+        router = install_engines(platform, {"ipc://one": silent, "ipc://two": FakeEngine()})
+        async with asyncio.timeout(60):
+            await router.start(wait_s=0.2)
+        assert router.choose(None, BASE_DIGEST).address == "ipc://two"
+        await router.close()
+
+    async def test_without_an_engine_it_starts_all_the_same(self, platform):
+        router = install_engines(platform, {})
+        await router.start(wait_s=60)
+        with pytest.raises(Overloaded):
+            router.choose(None)
+        await router.close()
 
 
 class TestReadiness:

@@ -93,8 +93,17 @@ async def test_a_concurrency_refusal_names_the_limit_and_passes_when_one_ends(li
     with pytest.raises(RateLimited, match="1 requests are already running") as refusal:
         await limits.reserve(who, "b", 1)
     assert refusal.value.headers()["Retry-After"] == "1"
+    assert "of your tenant; wait for one to end" in refusal.value.message
+    assert "ask for a higher limit" in refusal.value.message
     await limits.settle(held, tokens=1, refund_request=False)
     await limits.reserve(who, "b", 1)
+
+
+async def test_a_concurrency_refusal_says_whose_limit_it_is(limits):
+    who = caller("key_1", KeyLimits(max_concurrent=1), max_concurrent=5)
+    await limits.reserve(who, "a", 1)
+    with pytest.raises(RateLimited, match="running, which is the limit of this key"):
+        await limits.reserve(who, "b", 1)
 
 
 async def test_without_redis_nothing_is_admitted_and_the_caller_may_retry():

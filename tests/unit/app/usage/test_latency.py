@@ -56,14 +56,16 @@ async def test_a_span_is_told_by_outcome_reason_latency_and_budget(platform: Pla
     await ended(platform, 2, ttft_ms=900.0, total_ms=1000.0)  # 10 ms a token
     await ended(platform, 3, status="cancelled", tokens=1)
     await ended(platform, 4, status="failed", error="engine_error", tokens=0, ttft_ms=None)
+    await ended(platform, 6, status="cancelled", error="api_lost", tokens=0, ttft_ms=None)
     await ended(platform, 5, tenant="ten_b", status="failed", error="other")
     async with platform.db.reading() as session:
         start = platform.clock.now() - timedelta(hours=1)
         went = await standing(
             session, "ten_a", start=start, ttft_budget_ms=500.0, tpot_budget_ms=15.0
         )
-    assert (went.seen, went.completed, went.cancelled, went.failed) == (4, 2, 1, 1)
-    assert went.reasons == (("engine_error", 1),)
+    assert (went.seen, went.completed, went.failed) == (5, 2, 1)
+    assert (went.cancelled, went.interrupted) == (1, 1)
+    assert dict(went.reasons) == {"engine_error": 1, "api_lost": 1}
     assert went.ttft_ms.p50 == 100.0
     assert went.tpot_ms == Percentiles(10.0, 20.0, 20.0)
     assert went.in_budget == pytest.approx(1 / 3)  # the first is slow by the token, the second late

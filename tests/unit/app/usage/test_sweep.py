@@ -43,7 +43,7 @@ class TestCloseExpired:
         [
             ("stop", "completed", None),
             ("length", "completed", None),
-            ("cancelled", "cancelled", None),
+            ("cancelled", "cancelled", "api_lost"),
             ("error", "failed", "api_lost"),
             (None, "failed", "api_lost"),
         ],

@@ -120,6 +120,7 @@ class TestThrottle:
         with pytest.raises(RateLimited) as caught:
             await sign_in(platform, user, address="198.51.100.9")
         assert int(caught.value.headers()["Retry-After"]) >= 1
+        assert "try again in 1 second." in caught.value.message
         clock.advance(seconds=2)
         assert (await sign_in(platform, user)).user.id == user.id
 

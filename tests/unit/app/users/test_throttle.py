@@ -2,7 +2,9 @@
 
 from datetime import UTC, datetime, timedelta
 
-from app.users.throttle import ACCOUNT, ADDRESS, FORGET_AFTER, wait
+import pytest
+
+from app.users.throttle import ACCOUNT, ADDRESS, FORGET_AFTER, told, wait
 
 NOW = datetime(2026, 3, 14, 12, tzinfo=UTC)
 
@@ -26,3 +28,11 @@ def test_it_counts_from_the_last_failure() -> None:
 
 def test_old_failures_are_forgotten() -> None:
     assert wait(ADDRESS, 10_000, NOW, NOW + FORGET_AFTER) == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "1 second"), (64, "64 seconds"), (90.5, "2 minutes"), (300, "5 minutes")],
+)
+def test_a_wait_is_told_in_words_and_never_too_short(seconds: float, words: str) -> None:
+    assert told(timedelta(seconds=seconds)) == words

@@ -50,6 +50,23 @@ class TestRanks:
         assert report.codes == ["rank_out_of_range"]
         assert report.findings[0].field == "r"
 
+    @pytest.mark.parametrize(
+        ("rank", "words", "never"),
+        [
+            ("8", 'the string "8"; write the number without quotes', "smaller"),
+            (0, "r is 0; a rank is a whole number from 1 to 256", "smaller"),
+            (-3, "r is -3; a rank is a whole number from 1 to 256", "smaller"),
+            (1.5, "r is 1.5; a rank is a whole number", "smaller"),
+            (300, "train with a smaller rank, or ask the operator", "whole number"),
+        ],
+    )
+    def test_each_mistake_gets_the_remedy_that_helps(
+        self, rank: object, words: str, never: str
+    ) -> None:
+        message = check(r=rank).findings[0].message
+        assert words in message
+        assert never not in message
+
     @pytest.mark.parametrize("rank", [1, 3, 256])
     def test_odd_ranks_up_to_the_limit_are_accepted(self, rank: int) -> None:
         report = check(r=rank)
@@ -255,7 +272,9 @@ class TestStrictJson:
         ],
     )
     def test_what_is_not_one_plain_object_is_refused(self, data: bytes, code: str) -> None:
-        assert check_config(data, 256).codes == [code]
+        report = check_config(data, 256)
+        assert report.codes == [code]
+        assert "save" in report.findings[0].message
 
     def test_brackets_inside_strings_are_not_nesting(self) -> None:
         assert check(revision="[" * 50 + '\\"' + "{" * 50).verdict == "accept"

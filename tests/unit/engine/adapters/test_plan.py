@@ -144,6 +144,7 @@ class TestRanksAndScales:
         plan = plan_of(lora_tensors(TINY, rank=4), r=8)
         assert set(codes(plan)) == {"rank_mismatch"}
         assert plan.findings[0].figures == {"rank": 4, "declared": 8}
+        assert "send the config that was saved with these weights" in plan.findings[0].message
 
     def test_a_rank_above_what_the_base_is_served_with_is_refused(self) -> None:
         plan = plan_of(lora_tensors(TINY, rank=65), r=65)

@@ -98,6 +98,8 @@ class TestLyingFiles:
         self, tmp_path: Path, size: int
     ) -> None:
         assert refusal_of(tmp_path / "w", GOOD[:size]) == "truncated_file"
+        with pytest.raises(AdapterRefused, match="send it whole"):
+            read_header(tmp_path / "w")
 
     def test_every_cut_is_refused(self, tmp_path: Path) -> None:
         for size in range(0, len(GOOD), 97):
