@@ -121,9 +121,9 @@ class TestDrain:
 
 class TestStart:
     async def test_the_first_call_finds_the_engines_that_are_there(self, platform):
-        router = install_engines(platform, {"ipc://one": FakeEngine()})
+        router = install_engines(platform, {"tcp://one:1": FakeEngine()})
         await router.start(wait_s=60)
-        assert router.choose(None, BASE_DIGEST).address == "ipc://one"
+        assert router.choose(None, BASE_DIGEST).address == "tcp://one:1"
         await router.close()
 
     async def test_an_engine_without_a_word_holds_nothing_up_for_long(self, platform):
@@ -132,10 +132,10 @@ class TestStart:
                 await asyncio.Event().wait()
 
         silent = Silent()
-        router = install_engines(platform, {"ipc://one": silent, "ipc://two": FakeEngine()})
+        router = install_engines(platform, {"tcp://one:1": silent, "tcp://two:1": FakeEngine()})
         async with asyncio.timeout(60):
             await router.start(wait_s=0.2)
-        assert router.choose(None, BASE_DIGEST).address == "ipc://two"
+        assert router.choose(None, BASE_DIGEST).address == "tcp://two:1"
         await router.close()
 
     async def test_without_an_engine_it_starts_all_the_same(self, platform):
