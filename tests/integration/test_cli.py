@@ -2,8 +2,10 @@
 
 import json
 import signal
+import sqlite3
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,13 @@ def test_demo_streams_three_adapters_and_the_base_model(live: LivePlatform) -> N
     assert answers["json"]["text"].lstrip().startswith("{")
 
 
+def requests_of(live: LivePlatform) -> int:
+    """How many calls the ledger knows."""
+    with closing(sqlite3.connect(live.data_dir / "loramux.db")) as ledger:
+        (count,) = ledger.execute("SELECT count(*) FROM usage_records").fetchone()
+    return int(count)
+
+
 class TestBench:
     """`loramux bench` against the real server."""
 
@@ -160,6 +169,7 @@ class TestBench:
     @pytest.mark.wide
     def test_ctrl_c_stops_and_reports(self, live: LivePlatform, key: str) -> None:
         command = [str(LORAMUX), "bench", "--model", BASE, *self.SMALL, "--seconds", "600"]
+        before = requests_of(live)
         with subprocess.Popen(
             command,
             env=live.environment | {"LORAMUX_API_KEY": key},
@@ -167,7 +177,9 @@ class TestBench:
             stderr=subprocess.PIPE,
             text=True,
         ) as process:
-            time.sleep(6.0)  # the command has to start and to send something
+            give_up_s = time.monotonic() + 60
+            while requests_of(live) == before and time.monotonic() < give_up_s:
+                time.sleep(0.2)  # the command has to start and to send something
             process.send_signal(signal.SIGINT)
             shown, _ = process.communicate(timeout=30)
         assert process.returncode == 130
