@@ -123,6 +123,7 @@ def open_lora(
             dtype=dtype,
             batch_invariant=batch_invariant,
             work=compiled,
+            max_rank=max_rank,
         )
     return _cpu_face()(arena, modules, slots=slots, dtype=dtype, batch_invariant=batch_invariant)
 

@@ -54,9 +54,10 @@ class CompiledLora(Lora):
         dtype: AdapterDtype,
         batch_invariant: bool = False,
         work: int | None = None,
+        max_rank: int = 0,
     ) -> None:
         """`work`: address of another pass over bf16 adapters that takes a `Call`, and whose rows do
-        not depend on each other; default: numba's.
+        not depend on each other; default: numba's. `max_rank`: what that pass needs room for.
 
         Raises RuntimeError where torch does not run on GNU's OpenMP.
         """
@@ -66,7 +67,7 @@ class CompiledLora(Lora):
             raise RuntimeError("torch runs on no GNU OpenMP here; use TorchLora")
         self._run = run
         self._work = work or worker(np.uint16 if dtype == "bf16" else np.float32).address
-        self._batch_invariant = batch_invariant
+        self._batch_invariant, self._max_rank = batch_invariant, max_rank
         self._chunk_rows = 1 if batch_invariant and work is None else CHUNK_ROWS
         self._calls: dict[SliceGroup, Call] = {}
         self._slices: list[npt.NDArray[np.int64]] = []  # keeps what the calls point to
@@ -139,6 +140,7 @@ class CompiledLora(Lora):
                 slice_count=len(group.modules),
                 parts=-(-max(group.out_features) // PART_COLUMNS),
                 invariant=self._batch_invariant,
+                max_rank=self._max_rank,
             )
             self._calls[group] = call
         return call

@@ -184,6 +184,7 @@ class Call(ctypes.Structure):
             *("slices", "slice_count", "parts"),  # int64 [3, slice_count]: module, column, width
             *("batch", "capacity", "chunks"),  # LoraBatch.buffer
             "invariant",  # rows must not depend on each other; not read here: chunks have one row
+            "max_rank",  # of any adapter; not read here
         )
     ]
 

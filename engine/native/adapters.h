@@ -33,6 +33,7 @@ struct AdapterCall {
     const int32_t* batch;  // LoraBatch.buffer: count, then [4, capacity] rows, starts, lengths, slots
     int64_t capacity, chunks;
     int64_t invariant;  // no bit of a row may depend on the rows beside it
+    int64_t max_rank;   // of any adapter
 };
 
 // Memory of one thread that is kept for its next call.
@@ -145,10 +146,12 @@ INLINE f32x16 half_sums(const f32x16* v) {
     return __builtin_shufflevector(lower_first, lower_first, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
 }
 
+constexpr int64_t FEW_ROWS_RANK = 256, FEW_ROWS_WIDTH = 4096;  // most that `FewRows` holds
+
 // ROWS rows, each of A's or B's numbers read once for all of them. inputs and rank are of sizes that `few_rows` names.
 template <int ROWS>
 struct FewRows {
-    float hidden[ROWS][256];
+    float hidden[ROWS][FEW_ROWS_RANK];
 
     // hidden[row] = x[row] A^T
     void shrink(const float* const* x, const uint16_t* a, int64_t rank, int64_t inputs) {
@@ -224,12 +227,13 @@ struct FewRows {
 class AdapterPass {
 public:
     AdapterPass(AdapterCall& call, Room& room) : call_(call) {
-        int64_t inputs = call.tokens ? 0 : whole(call.in_features), deepest = inputs > MAX_RANK ? inputs : MAX_RANK;
-        int64_t elements = 2 * TILE_ROWS * (inputs + MAX_RANK) + 2 * PANEL * deepest;
+        int64_t inputs = call.tokens ? 0 : whole(call.in_features), ranks = whole(call.max_rank);
+        int64_t deepest = inputs > ranks ? inputs : ranks;
+        int64_t elements = 2 * TILE_ROWS * (inputs + ranks) + 2 * PANEL * deepest;
         c_ = (float*)room.of(TILE_ROWS * PAIR * sizeof(float) + elements * sizeof(uint16_t));
         x_[0] = (uint16_t*)(c_ + TILE_ROWS * PAIR), x_[1] = x_[0] + TILE_ROWS * inputs;
-        hidden_[0] = x_[1] + TILE_ROWS * inputs, hidden_[1] = hidden_[0] + TILE_ROWS * MAX_RANK;
-        panel_[0] = hidden_[1] + TILE_ROWS * MAX_RANK, panel_[1] = panel_[0] + PANEL * deepest;
+        hidden_[0] = x_[1] + TILE_ROWS * inputs, hidden_[1] = hidden_[0] + TILE_ROWS * ranks;
+        panel_[0] = hidden_[1] + TILE_ROWS * ranks, panel_[1] = panel_[0] + PANEL * deepest;
     }
 
     void run() {
@@ -237,7 +241,7 @@ public:
     }
 
 private:
-    static constexpr int64_t MAX_RANK = 256, MOST_FEW = 4;
+    static constexpr int64_t MOST_FEW = 4;
 
     void do_unit(int64_t unit) {
         int64_t part = unit % call_.parts, piece = unit / call_.parts;
@@ -253,7 +257,7 @@ private:
         const uint16_t *a = call_.weights + call_.a[entry], *b = call_.weights + call_.b[entry] + first * rank;
         float scale = call_.scale[entry];
         int64_t to = of[call_.slice_count] + first;
-        if (few_rows(count, rank)) {
+        if (few_rows(count, rank, width)) {
             fetch(a, rank * call_.in_features);
             fetch(b, rank * width);
             if (count == 1) by_rows<1>(a, b, rank, width, rows, count, scale, to);
@@ -272,9 +276,9 @@ private:
         for (; first < end; first += 32) __builtin_prefetch(first, 0, 2);
     }
 
-    bool few_rows(int64_t count, int64_t rank) const {
+    bool few_rows(int64_t count, int64_t rank, int64_t width) const {
         return count <= MOST_FEW && !call_.invariant && !call_.tokens && call_.in_features % 16 == 0 &&
-               (rank == 8 || rank % 16 == 0);
+               (rank == 8 || rank % 16 == 0) && rank <= FEW_ROWS_RANK && width <= FEW_ROWS_WIDTH;
     }
 
     // `count` is ROWS or one less: the last row is then done twice, and written once.
@@ -282,7 +286,7 @@ private:
     void by_rows(const uint16_t* a, const uint16_t* b, int64_t rank, int64_t width, const int32_t* rows, int64_t count,
                  float scale, int64_t column) {
         const float* x[ROWS];
-        float *y[ROWS], unread[4096];
+        float *y[ROWS], unread[FEW_ROWS_WIDTH];
         for (int row = 0; row < ROWS; row++) {
             int64_t of = rows[row < count ? row : count - 1];
             x[row] = call_.x + of * call_.x_stride;

@@ -21,7 +21,7 @@ LIBRARY = load()
 def native_lora(*arguments: Any, **options: Any) -> Lora:
     """The native library's pass where adapters are bf16, as the engine opens it."""
     return open_lora(
-        *arguments, max_rows=128, max_rank=256, compiled=LIBRARY and LIBRARY.adapters, **options
+        *arguments, max_rows=128, max_rank=400, compiled=LIBRARY and LIBRARY.adapters, **options
     )
 
 
@@ -34,6 +34,7 @@ EXAMPLES = [
     Case(64, (32, 16, 48), [(0, 0, 0, 0)], [0, 0]),  # an adapter of other layers
     Case(64, (32, 9000, 48), [(16, 16, 16, 1)], [0] * 5),  # a slice wider than a unit of work
     Case(48, (32, 16, 48), [(16, 8, 4, 2), (64, 1, 2, 3)], [0, 1] * 40),  # more rows than a chunk
+    Case(64, (32, 48, 4200), [(400, 272, 16, 8)], [0, 0]),  # larger ranks than usual
 ]
 
 
