@@ -132,18 +132,10 @@ static void split_row(const float* x, int64_t count, uint16_t* high, uint16_t* l
     }
 }
 
-// The sums of the halves of eight vectors: v0's lower half, v0's upper half, v1's lower half, and so on.
+// The sums of eight vectors' halves, each vector's lower half beside its upper one.
 INLINE f32x16 half_sums(const f32x16* v) {
-    f32x16 a[4], b[2];
-    for (int i = 0; i < 4; i++)
-        a[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
-               __builtin_shufflevector(v[2 * i], v[2 * i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
-    for (int i = 0; i < 2; i++)
-        b[i] = __builtin_shufflevector(a[2 * i], a[2 * i + 1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-               __builtin_shufflevector(a[2 * i], a[2 * i + 1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    f32x16 lower_first = __builtin_shufflevector(b[0], b[1], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
-                         __builtin_shufflevector(b[0], b[1], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-    return __builtin_shufflevector(lower_first, lower_first, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+    f32x16 s = sums_of_halves(v);
+    return __builtin_shufflevector(s, s, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
 }
 
 constexpr int64_t FEW_ROWS_RANK = 256, FEW_ROWS_WIDTH = 4096;  // most that `FewRows` holds

@@ -46,21 +46,31 @@ INLINE void store(uint16_t* p, f32x16 v) {
 
 INLINE f32x16 larger(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
-// The sums of sixteen vectors' lanes, as one vector.
-INLINE f32x16 sums(const f32x16* v) {
-    f32x16 a[8], b[4], c[2];
-    for (int i = 0; i < 8; i++)
-        a[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
-               __builtin_shufflevector(v[2 * i], v[2 * i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
-    for (int i = 0; i < 4; i++)
-        b[i] = __builtin_shufflevector(a[2 * i], a[2 * i + 1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-               __builtin_shufflevector(a[2 * i], a[2 * i + 1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    for (int i = 0; i < 2; i++)
-        c[i] = __builtin_shufflevector(b[2 * i], b[2 * i + 1], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
-               __builtin_shufflevector(b[2 * i], b[2 * i + 1], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-    return __builtin_shufflevector(c[0], c[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-           __builtin_shufflevector(c[0], c[1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+// Steps on the way to sums: lanes 1, 2, 4 or 8 apart are added, a's and b's take turns in the result.
+INLINE f32x16 fold_1(f32x16 a, f32x16 b) {
+    return __builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
+           __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
 }
+INLINE f32x16 fold_2(f32x16 a, f32x16 b) {
+    return __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+           __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+}
+INLINE f32x16 fold_4(f32x16 a, f32x16 b) {
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
+           __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+}
+INLINE f32x16 fold_8(f32x16 a, f32x16 b) {
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+}
+
+// The sums of eight vectors' halves: eight lower halves, then eight upper ones.
+INLINE f32x16 sums_of_halves(const f32x16* v) {
+    return fold_4(fold_2(fold_1(v[0], v[1]), fold_1(v[2], v[3])), fold_2(fold_1(v[4], v[5]), fold_1(v[6], v[7])));
+}
+
+// The sums of sixteen vectors' lanes, as one vector.
+INLINE f32x16 sums(const f32x16* v) { return fold_8(sums_of_halves(v), sums_of_halves(v + 8)); }
 
 INLINE f32x16 folded(f32x16 v, f32x16 (*with)(f32x16, f32x16)) {
     v = with(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
