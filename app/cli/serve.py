@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -34,11 +35,21 @@ def serve(port: PortOption = None, host: HostOption = None, data_dir: DataOption
     from app.supervisor import CannotStart
     from app.supervisor import serve as run_platform
 
+    elsewhere = other_commands_want(port=port, data_dir=data_dir)
     settings = _settings(port=port, host=host, data_dir=data_dir)
+    if elsewhere:
+        typer.echo(f"{'serve':<7}| in other terminals first: export {elsewhere}")
     try:
         asyncio.run(run_platform(settings))
     except CannotStart as error:
         _leave(str(error))
+
+
+def other_commands_want(*, port: int | None, data_dir: Path | None) -> str:
+    """The environment by which other commands find what these options moved; "" where they do."""
+    moved = {"LORAMUX_PORT": port, "LORAMUX_DATA_DIR": data_dir and data_dir.absolute()}
+    wanted = {name: str(value) for name, value in moved.items() if value is not None}
+    return shlex.join(f"{n}={v}" for n, v in wanted.items() if os.environ.get(n) != v)
 
 
 def api(port: PortOption = None, host: HostOption = None, data_dir: DataOption = None) -> None:
