@@ -45,6 +45,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
@@ -87,6 +88,7 @@ def environments(threads: int, given: Sequence[str]) -> dict[str, dict[str, str]
         PEFT: {**openmp},
         VLLM: {
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+            "OMP_NUM_THREADS": str(threads),  # without it torch's own operations get one
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "HF_HUB_OFFLINE": "1",
@@ -182,8 +184,17 @@ class Contest:
         return {(run.scenario, run.peer): run.cost_s for run in self.runs}
 
 
-def write_files(base: Path, folder: Path) -> dict[str, list[Path]]:
-    """What the peers read: the checkpoint, PEFT's adapters and llama.cpp's."""
+@dataclass(frozen=True)
+class Written:
+    """What the peers read: the checkpoint and its dtype, PEFT's adapters and llama.cpp's."""
+
+    checkpoint: Path
+    dtype: str
+    adapters: list[Path]
+    gguf: list[Path]
+
+
+def write_files(base: Path, folder: Path) -> Written:
     opened = open_checkpoint(base)
     model = files.base_in_transformers(opened)
     files.write_checkpoint(model, base, folder / "checkpoint")
@@ -191,7 +202,8 @@ def write_files(base: Path, folder: Path) -> dict[str, list[Path]]:
     converted = [folder / f"{adapter.name}.gguf" for adapter in adapters]
     for adapter, file in zip(adapters, converted, strict=True):
         files.write_gguf_adapter(adapter, file, opened.config)
-    return {"checkpoint": [folder / "checkpoint"], "adapters": adapters, "gguf": converted}
+    dtype = str(model.dtype).removeprefix("torch.")
+    return Written(folder / "checkpoint", dtype, adapters, converted)
 
 
 def contestants(
@@ -200,8 +212,9 @@ def contestants(
     """Every peer that was named, not started yet."""
     written = write_files(wanted.base, folder)
     common = {
-        "checkpoint": str(written["checkpoint"][0]),
-        "adapters": [str(path) for path in written["adapters"]],
+        "checkpoint": str(written.checkpoint),
+        "dtype": written.dtype,
+        "adapters": [str(path) for path in written.adapters],
         "threads": wanted.threads,
     }
     engine = {
@@ -230,7 +243,7 @@ def contestants(
             *("--ctx-size", str(REQUESTS * CONTEXT), "--no-webui"),
             *shlex.split(wanted.llama),
         ]
-        peers.append(LlamaServer(folder, environment[LLAMA], argv, written["gguf"]))
+        peers.append(LlamaServer(folder, environment[LLAMA], argv, written.gguf))
     return peers
 
 

@@ -3,7 +3,7 @@
     VLLM_PYTHON -m benchmarks.peers_parts.vllm_worker SOCKET
 
 As `vllm serve --enable-lora --max-lora-rank 64 --max-loras 16` is; prefix caching is off, as it is
-for every peer.
+for every peer. Its "auto" would compute an fp32 checkpoint in bf16, also where that is slow.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from benchmarks.peers_parts.channel import Answer, serve
 
 def open_peer(setup: dict[str, Any]) -> tuple[Answer, dict[str, Any]]:
     engine = vllm.LLM(
-        setup["checkpoint"], dtype="auto", max_model_len=setup["context"],
+        setup["checkpoint"], dtype=setup["dtype"], max_model_len=setup["context"],
         max_num_seqs=setup["requests"], enable_prefix_caching=False, enable_lora=True,
         max_lora_rank=setup["max_rank"], max_loras=len(setup["adapters"]),
         max_cpu_loras=len(setup["adapters"]), disable_log_stats=True, **setup["vllm"],

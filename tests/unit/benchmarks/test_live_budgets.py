@@ -37,6 +37,7 @@ def test_an_arrival_that_a_step_held_up_has_waited_since_its_own_time(
     base: Path, tmp_path: Path
 ) -> None:
     engine = LiveEngine(base, tmp_path, arena_bytes=8 << 20, calibration_ms=50.0)
+    engine.run([TimedRequest(0.0, 0, -1, 0, 8, 40, 40)])  # nobody is refused by fewer steps
     late, hopeless = (
         engine.run([request(-10_000.0, -1, 0, Budget(ttft_ms=budget))]).outcomes[0]
         for budget in (3_600_000.0, 9_000.0)
