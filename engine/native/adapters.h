@@ -2,7 +2,7 @@
 //
 // A unit of work is a chunk of rows with one adapter and (a part of) one slice. It turns A and B into
 // panels as it reads them, once for all rows of the chunk, and multiplies them like every other weight
-// (linear.h). x and x A^T go in as two bf16 terms each, so sums are those of fp32 activations. A row's
+// (linear.h). x and x A^T go in as fp32, or as two bf16 terms each: sums are those of fp32 activations. A row's
 // bits depend on nothing but the row. A few rows take less work as fp32 dot products, in another order
 // of sums; a call that wants invariant rows does without.
 #pragma once
@@ -56,73 +56,11 @@ private:
     size_t size_ = 0;
 };
 
-#ifdef HAS_BF16
-// Sixteen rows of sixteen words become sixteen columns.
-INLINE void transpose(__m512i* r) {
-    __m512i t[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
-        t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
-        t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-        t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-        r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
-        r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
-        r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
-    }
-}
-#endif
-
-// A panel of up to 16 rows of w [outputs, inputs], zero where there are none, in whole groups of inputs.
-static void panel_of(const uint16_t* w, int64_t outputs, int64_t inputs, uint16_t* panel) {
-    if (outputs > PANEL) outputs = PANEL;
-    for (int64_t g = 0; g < inputs; g += GROUP, panel += GROUP_ELEMENTS) {
-        int64_t width = inputs - g < GROUP ? inputs - g : GROUP;
-#ifdef HAS_BF16
-        __mmask32 there = width == GROUP ? ~__mmask32{0} : (__mmask32{1} << width) - 1;
-        __m512i r[16];
-#pragma GCC unroll 16
-        for (int j = 0; j < 16; j++)
-            r[j] = _mm512_maskz_loadu_epi16(j < outputs ? there : 0, w + j * inputs + g);
-        transpose(r);
-#pragma GCC unroll 16
-        for (int p = 0; p < 16; p++) _mm512_store_si512(panel + PAIR * p, r[p]);
-#else
-        for (int64_t p = 0; p < 16; p++)
-            for (int64_t j = 0; j < PANEL; j++)
-                for (int64_t e = 0; e < 2; e++)
-                    panel[PAIR * p + 2 * j + e] = j < outputs && 2 * p + e < width ? w[j * inputs + g + 2 * p + e] : 0;
-#endif
-    }
-}
-
 // So many inputs in whole groups.
 INLINE int64_t whole(int64_t inputs) { return (inputs + GROUP - 1) / GROUP * GROUP; }
 
-// bf16 of v, and bf16 of what that lacks.
-INLINE void split(f32x16 v, uint16_t* high, uint16_t* low) {
-    store(high, v);
-    store(low, v - load(high));
-}
-
-// The same for a row, with zeros to the end of its last group.
-static void split_row(const float* x, int64_t count, uint16_t* high, uint16_t* low) {
+// The terms of a row, with zeros to the end of its last group.
+static void split_row(const float* x, int64_t count, Number* high, Number* low) {
     int64_t i = 0;
     for (; i + 16 <= count; i += 16) split(load(x + i), high + i, low + i);
     for (; i < whole(count); i += 16) {
@@ -135,7 +73,12 @@ static void split_row(const float* x, int64_t count, uint16_t* high, uint16_t* l
 // The sums of eight vectors' halves, each vector's lower half beside its upper one.
 INLINE f32x16 half_sums(const f32x16* v) {
     f32x16 s = sums_of_halves(v);
+#ifdef HAS_BF16
     return __builtin_shufflevector(s, s, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+    return {__builtin_shufflevector(s.low, s.high, 0, 8, 1, 9, 2, 10, 3, 11),
+            __builtin_shufflevector(s.low, s.high, 4, 12, 5, 13, 6, 14, 7, 15)};
+#endif
 }
 
 constexpr int64_t FEW_ROWS_RANK = 256, FEW_ROWS_WIDTH = 4096;  // most that `FewRows` holds
@@ -148,22 +91,28 @@ struct FewRows {
     // hidden[row] = x[row] A^T
     void shrink(const float* const* x, const uint16_t* a, int64_t rank, int64_t inputs) {
         constexpr int RANKS = ROWS == 4 ? 4 : 8;
+        constexpr int TOGETHER = WIDE_REGISTERS ? RANKS : 4 / ROWS;  // as many sums as there are registers for
         for (int64_t r = 0; r < rank; r += RANKS) {
             f32x16 v[16] = {};
-            for (int64_t i = 0; i < inputs; i += 16) {
-                f32x16 rows[ROWS];
+            for (int first = 0; first < RANKS; first += TOGETHER) {
+                f32x16 total[ROWS][TOGETHER] = {};
+                for (int64_t i = 0; i < inputs; i += 16) {
+                    f32x16 rows[ROWS];
 #pragma GCC unroll 4
-                for (int row = 0; row < ROWS; row++) rows[row] = load(x[row] + i);
+                    for (int row = 0; row < ROWS; row++) rows[row] = load(x[row] + i);
 #pragma GCC unroll 8
-                for (int j = 0; j < RANKS; j++) {
-                    f32x16 w = load(a + (r + j) * inputs + i);
+                    for (int j = 0; j < TOGETHER; j++) {
+                        f32x16 w = load(a + (r + first + j) * inputs + i);
 #pragma GCC unroll 4
-                    for (int row = 0; row < ROWS; row++) v[row * RANKS + j] += rows[row] * w;
+                        for (int row = 0; row < ROWS; row++) total[row][j] += rows[row] * w;
+                    }
                 }
+                for (int row = 0; row < ROWS; row++)
+                    for (int j = 0; j < TOGETHER; j++) v[row * RANKS + first + j] = total[row][j];
             }
-            f32x16 s = sums(v);
-            for (int row = 0; row < ROWS; row++)
-                for (int j = 0; j < RANKS; j++) hidden[row][r + j] = s[row * RANKS + j];
+            float s[16];
+            store(s, sums(v));
+            for (int row = 0; row < ROWS; row++) memcpy(hidden[row] + r, s + row * RANKS, RANKS * sizeof(float));
         }
     }
 
@@ -222,8 +171,8 @@ public:
         int64_t inputs = call.tokens ? 0 : whole(call.in_features), ranks = whole(call.max_rank);
         int64_t deepest = inputs > ranks ? inputs : ranks;
         int64_t elements = 2 * TILE_ROWS * (inputs + ranks) + 2 * PANEL * deepest;
-        c_ = (float*)room.of(TILE_ROWS * PAIR * sizeof(float) + elements * sizeof(uint16_t));
-        x_[0] = (uint16_t*)(c_ + TILE_ROWS * PAIR), x_[1] = x_[0] + TILE_ROWS * inputs;
+        c_ = (float*)room.of(TILE_ROWS * SUMS * sizeof(float) + elements * sizeof(Number));
+        x_[0] = (Number*)(c_ + TILE_ROWS * SUMS), x_[1] = x_[0] + TILE_ROWS * inputs;
         hidden_[0] = x_[1] + TILE_ROWS * inputs, hidden_[1] = hidden_[0] + TILE_ROWS * ranks;
         panel_[0] = hidden_[1] + TILE_ROWS * ranks, panel_[1] = panel_[0] + PANEL * deepest;
     }
@@ -289,13 +238,13 @@ private:
         few.expand(y, b, rank, width, scale);
     }
 
-    // c = both terms of the left [count, inputs] times up to two panels' worth of w [outputs, inputs].
-    void multiply_by(uint16_t* const* terms, int64_t stride, int64_t count, const uint16_t* w, int64_t outputs, int64_t inputs) {
+    // c = the terms of the left [count, inputs] times up to two panels' worth of w [outputs, inputs].
+    void multiply_by(Number* const* terms, int64_t stride, int64_t count, const uint16_t* w, int64_t outputs, int64_t inputs) {
         panel_of(w, outputs, inputs, panel_[0]);
         if (outputs > PANEL) panel_of(w + PANEL * inputs, outputs - PANEL, inputs, panel_[1]);
-        const uint16_t* second = panel_[outputs > PANEL];
-        multiply(terms[0], stride, count, stride, panel_[0], second, c_, false);
-        multiply(terms[1], stride, count, stride, panel_[0], second, c_, true);
+        const Number* second = panel_[outputs > PANEL];
+        for (int64_t term = 0; term < FP32_TERMS; term++)
+            multiply(terms[term], stride, count, stride, panel_[0], second, c_, term > 0);
     }
 
     // hidden = x[rows] A^T; a thread that goes on with the same rows has their terms already.
@@ -310,8 +259,8 @@ private:
             multiply_by(x_, stride, count, a + r * inputs, rank - r, inputs);
             for (int64_t row = 0; row < count; row++) {
                 int64_t to = row * whole(rank) + r;
-                split(load(c_ + row * PAIR), hidden_[0] + to, hidden_[1] + to);
-                f32x16 second = rank - r > PANEL ? load(c_ + row * PAIR + PANEL) : f32x16{};
+                split(sum_of(c_, row, 0), hidden_[0] + to, hidden_[1] + to);
+                f32x16 second = rank - r > PANEL ? sum_of(c_, row, 1) : f32x16{};
                 split(second, hidden_[0] + to + PANEL, hidden_[1] + to + PANEL);
             }
         }
@@ -320,10 +269,13 @@ private:
     // hidden = A[token], as it is.
     void look_up(const uint16_t* a, int64_t rank, const int32_t* rows, int64_t count) {
         for (int64_t row = 0; row < count; row++) {
-            uint16_t *high = hidden_[0] + row * whole(rank), *low = hidden_[1] + row * whole(rank);
-            memset(high, 0, whole(rank) * 2);
-            memset(low, 0, whole(rank) * 2);
-            memcpy(high, a + call_.tokens[rows[row]] * rank, rank * 2);
+            Number *high = hidden_[0] + row * whole(rank), *low = hidden_[1] + row * whole(rank);
+            const uint16_t* from = a + call_.tokens[rows[row]] * rank;
+            for (int64_t i = 0; i < whole(rank); i += 16) {
+                uint16_t some[16] = {};
+                if (i < rank) memcpy(some, from + i, (rank - i < 16 ? rank - i : 16) * sizeof(uint16_t));
+                split(load(some), high + i, low + i);
+            }
         }
     }
 
@@ -333,7 +285,9 @@ private:
             multiply_by(hidden_, whole(rank), count, b + o * rank, width - o, rank);
             int64_t columns = width - o < PAIR ? width - o : PAIR, i;
             for (int64_t row = 0; row < count; row++) {
-                float *to = call_.y + rows[row] * call_.y_stride + column + o, *from = c_ + row * PAIR;
+                float *to = call_.y + rows[row] * call_.y_stride + column + o, from[PAIR];
+                store(from, sum_of(c_, row, 0));
+                store(from + PANEL, sum_of(c_, row, 1));
                 for (i = 0; i + 16 <= columns; i += 16) store(to + i, load(to + i) + scale * load(from + i));
                 for (; i < columns; i++) to[i] += scale * from[i];
             }
@@ -342,7 +296,7 @@ private:
 
     AdapterCall& call_;
     float* c_;
-    uint16_t *x_[2], *hidden_[2], *panel_[2];
+    Number *x_[2], *hidden_[2], *panel_[2];
     int64_t split_chunk_ = -1;
 };
 

@@ -23,6 +23,7 @@ struct Context {
 template <typename E, int HEADS, int V>
 __attribute__((noinline)) void attend(const Context<E>& context, const float* q, float* out) {
     constexpr int64_t DIM = 16 * V;
+    constexpr int TOGETHER = WIDE_REGISTERS ? V : 1;  // of V, for as many sums as there are registers for
     f32x16 total[HEADS][V] = {};
     float largest[HEADS], weight[HEADS];
     for (int h = 0; h < HEADS; h++) largest[h] = -__builtin_inff(), weight[h] = 0;
@@ -45,28 +46,26 @@ __attribute__((noinline)) void attend(const Context<E>& context, const float* q,
             for (int h = 0; h < HEADS; h++) part[h][t] = dots[h];
         }
         float weights[HEADS][BLOCK];
-        const i32x16 index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        const i32x16 seen = (index >= from) & (index < to);
         for (int h = 0; h < HEADS; h++) {
-            f32x16 scores = sums(part[h]);
-            scores = seen ? scores : all(-__builtin_inff());
+            f32x16 scores = within(sums(part[h]), from, to, -__builtin_inff());
             float top = maximum(scores);
             top = top > largest[h] ? top : largest[h];
             f32x16 p = exponential(scores - top);
-            float fade = exponential(all(largest[h] - top))[0];
+            float fade = exponential(largest[h] - top);
             largest[h] = top;
             weight[h] = weight[h] * fade + sum(p);
             for (int v = 0; v < V; v++) total[h][v] *= fade;
             store(weights[h], p);
         }
-        for (int t = from; t < to; t++) {
-            const E* value = values + t * context.token_stride;
-            ask_for(context.values + after + t * context.token_stride, DIM * sizeof(E));
-            for (int v = 0; v < V; v++) {
-                f32x16 of = load(value + 16 * v);
-                for (int h = 0; h < HEADS; h++) total[h][v] += weights[h][t] * of;
-            }
-        }
+        for (int t = from; t < to; t++) ask_for(context.values + after + t * context.token_stride, DIM * sizeof(E));
+        for (int first = 0; first < V; first += TOGETHER)
+            for (int t = from; t < to; t++)
+#pragma GCC unroll 8
+                for (int v = first; v < first + TOGETHER; v++) {
+                    f32x16 of = load(values + t * context.token_stride + 16 * v);
+#pragma GCC unroll 4
+                    for (int h = 0; h < HEADS; h++) total[h][v] += weights[h][t] * of;
+                }
     }
     for (int h = 0; h < HEADS; h++)
         for (int v = 0; v < V; v++) store(out + h * DIM + 16 * v, total[h][v] / weight[h]);

@@ -24,7 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class Library:
-    """The compiled functions. `speed`: 2 with a matrix unit, 1 with bf16 products, 0 without."""
+    """The compiled functions.
+
+    `speed`: 3 with a matrix unit, 2 with bf16 products, 1 with fp32 vectors (AVX2), 0 without.
+    """
 
     def __init__(self, loaded: ctypes.CDLL, speed: int) -> None:
         self.speed = speed
@@ -33,6 +36,16 @@ class Library:
         self.logits = ctypes.cast(loaded.loramux_logits, ctypes.c_void_p).value
         self._size = loaded.loramux_size
         self._size.restype, self._size.argtypes = ctypes.c_int64, [ctypes.c_int64]
+
+    @property
+    def multiplies_bf16(self) -> bool:
+        """Whether linears read bf16; else fp32."""
+        return self.size(6) == 2
+
+    @property
+    def sum_bytes(self) -> int:
+        """Of a row's sums over two panels, in a thread's scratch."""
+        return self.size(7)
 
     def size(self, which: int) -> int:
         """Bytes of one of the structures, to compare with the caller's own declaration."""

@@ -42,8 +42,8 @@ struct Step {
     const int64_t* first_block;  // [rows] where the row's table begins
     const int32_t* tables;
     float* x;          // [rows, widest input]
-    uint16_t* x_bf16;  // the same rounded, rows padded to 32
-    uint16_t* gated;   // [rows padded to 32, inner]
+    Number* inputs;    // the same as linears read it, rows padded to 32
+    Number* gated;     // [rows padded to 32, inner]
     float* y;          // [rows, widest output]
     float* q;          // [rows, heads * head_dim]
     uint8_t* scratch;  // of each thread
@@ -77,18 +77,18 @@ struct Turn {
 
 // y for a pair of panels and all rows; `sink(row, columns)` gets 32 numbers of each row.
 template <typename Sink>
-INLINE void product(const Linear& linear, Turn turn, const uint16_t* const* terms, int64_t term_count, int64_t rows,
+INLINE void product(const Linear& linear, Turn turn, const Number* const* terms, int64_t term_count, int64_t rows,
                     uint8_t* scratch, Sink sink) {
     float* c = (float*)scratch;
-    uint16_t* room = (uint16_t*)(scratch + TILE_ROWS * PAIR * 4);
+    Number* room = (Number*)(scratch + TILE_ROWS * SUMS * 4);
     int64_t inputs = linear.inputs, panel_bytes = linear.panel(1) - linear.panel(0);
     bool both = 2 * turn.pair + 1 < linear.panels();
     const uint8_t* codes = linear.panel(2 * turn.pair);
     Pair pair = {{codes, both ? codes + panel_bytes : codes}, {turn.next, turn.next + panel_bytes},
                  inputs, linear.group_bytes()};
-    bool widened = linear.kind == BF16, again = term_count > 1 || rows > TILE_ROWS;
-    uint16_t* w0 = widened ? (uint16_t*)pair.codes[0] : room;
-    uint16_t* w1 = widened ? (uint16_t*)pair.codes[1] : room + inputs * PANEL;
+    bool widened = linear.kind == BF16 && FP32_TERMS == 2, again = term_count > 1 || rows > TILE_ROWS;
+    Number* w0 = widened ? (Number*)pair.codes[0] : room;
+    Number* w1 = widened ? (Number*)pair.codes[1] : room + inputs * PANEL;
     f32x16 bias0 = {}, bias1 = {};
     if (linear.bias) {
         bias0 = load(linear.bias + turn.pair * PAIR);
@@ -97,14 +97,15 @@ INLINE void product(const Linear& linear, Turn turn, const uint16_t* const* term
     for (int64_t first = 0; first < rows; first += TILE_ROWS) {
         int64_t count = rows - first < TILE_ROWS ? rows - first : TILE_ROWS;
         for (int64_t term = 0; term < term_count; term++) {
-            const uint16_t* x = terms[term] + first * inputs;
+            const Number* x = terms[term] + first * inputs;
             if (widened) multiply(x, inputs, count, inputs, w0, w1, c, term > 0);
             else if (linear.kind == INT4) expand_and_multiply<INT4>(pair, x, inputs, count, w0, w1, again, c);
-            else expand_and_multiply<INT8>(pair, x, inputs, count, w0, w1, again, c);
+            else if (linear.kind == INT8 || FP32_TERMS == 2) expand_and_multiply<INT8>(pair, x, inputs, count, w0, w1, again, c);
+            else expand_and_multiply<BF16>(pair, x, inputs, count, w0, w1, again, c);
             widened = true;
         }
         for (int64_t row = 0; row < count; row++)
-            sink(first + row, load(c + row * PAIR) + bias0, load(c + row * PAIR + PANEL) + bias1, both);
+            sink(first + row, sum_of(c, row, 0) + bias0, sum_of(c, row, 1) + bias1, both);
     }
 }
 
@@ -165,7 +166,7 @@ INLINE void attend_row(const Step& s, const Model& m, int64_t index, int64_t uni
     int64_t column = head * group * dim;
     float* out = s.x + row * stride + column;
     attend_any<E>(context, group, dim, s.q + row * m.heads * dim + column, out);
-    write_row(s.x_bf16 + row * stride + column, out, group * dim);
+    write_row(s.inputs + row * stride + column, out, group * dim);
 }
 
 template <typename E>
@@ -183,8 +184,8 @@ void forward(Step& s) {
         });
     };
     // `then`: the linear whose codes are read after this one's.
-    auto linear = [&](const Linear& of, const Linear& then, const uint16_t* x, auto&& sink) {
-        const uint16_t* terms[] = {x};
+    auto linear = [&](const Linear& of, const Linear& then, const Number* x, auto&& sink) {
+        const Number* terms[] = {x};
         member.share(pairs(of), [&](int64_t pair, int64_t next) {
             product(of, turn(member, of, pair, next, then), terms, 1, s.rows, scratch,
                     [&](int64_t row, f32x16 a, f32x16 b, bool both) { sink(pair, row, a, b, both); });
@@ -203,7 +204,7 @@ void forward(Step& s) {
         member.join([&] { s.adapters(call); }, [&] { return call->next_unit.load() >= call->units; });
     };
     // With adapters, a linear that ends in the residual stream takes two phases more.
-    auto onto_hidden = [&](const Linear& of, const Linear& then, const uint16_t* x, int64_t index, int64_t kind) {
+    auto onto_hidden = [&](const Linear& of, const Linear& then, const Number* x, int64_t index, int64_t kind) {
         if (!s.adapters) {
             linear(of, then, x, [&](int64_t pair, int64_t row, f32x16 a, f32x16 b, bool both) {
                 float* to = s.hidden + row * m.hidden + pair * PAIR;
@@ -224,26 +225,26 @@ void forward(Step& s) {
         const Layer& layer = m.layers[index];
         each_row([&](int64_t row) {
             normalize(s.hidden + row * m.hidden, layer.input_norm, m.hidden, m.epsilon,
-                      s.x + row * m.hidden, s.x_bf16 + row * m.hidden);
+                      s.x + row * m.hidden, s.inputs + row * m.hidden);
         });
-        linear(layer.qkv, layer.o, s.x_bf16, store_at(s.y, layer.qkv.outputs));
+        linear(layer.qkv, layer.o, s.inputs, store_at(s.y, layer.qkv.outputs));
         adapt(index, 0);
         each_row([&](int64_t row) { place<E>(s, m, layer, index, row); });
         member.share(s.rows * m.kv_heads, [&](int64_t unit, int64_t) {
             attend_row<E>(s, m, index, unit, m.heads * m.head_dim);
         });
-        onto_hidden(layer.o, layer.gate_up, s.x_bf16, index, 1);
+        onto_hidden(layer.o, layer.gate_up, s.inputs, index, 1);
         each_row([&](int64_t row) {
             normalize(s.hidden + row * m.hidden, layer.mlp_norm, m.hidden, m.epsilon,
-                      s.x + row * m.hidden, s.x_bf16 + row * m.hidden);
+                      s.x + row * m.hidden, s.inputs + row * m.hidden);
         });
         auto gated = [](f32x16 gate, f32x16 up) { return gate / (1.f + exponential(-gate)) * up; };
         if (!s.adapters) {
-            linear(layer.gate_up, layer.down, s.x_bf16, [&](int64_t pair, int64_t row, f32x16 a, f32x16 b, bool) {
+            linear(layer.gate_up, layer.down, s.inputs, [&](int64_t pair, int64_t row, f32x16 a, f32x16 b, bool) {
                 store(s.gated + row * m.inner + pair * PANEL, gated(a, b));
             });
         } else {
-            linear(layer.gate_up, layer.down, s.x_bf16, [&](int64_t pair, int64_t row, f32x16 a, f32x16 b, bool) {
+            linear(layer.gate_up, layer.down, s.inputs, [&](int64_t pair, int64_t row, f32x16 a, f32x16 b, bool) {
                 float* to = s.y + row * 2 * m.inner + pair * PANEL;
                 store(to, a);
                 store(to + m.inner, b);
@@ -270,8 +271,8 @@ struct Logits {
     float epsilon;
     Linear head;
     float* x;         // [rows, width]: normalized
-    uint16_t* high;   // [rows padded to 32, width] bf16 of x
-    uint16_t* low;    // bf16 of what `high` lacks: logits are sums of fp32 activations
+    Number* high;     // [rows padded to 32, width] x, or its bf16
+    Number* low;      // bf16 of what `high` lacks: logits are sums of fp32 activations
     float* logits;    // [rows, outputs]
     uint8_t* scratch;
     int64_t scratch_bytes, threads;
@@ -285,16 +286,20 @@ extern "C" {
 
 // Layouts that the caller was written for: sizes in bytes.
 int64_t loramux_size(int64_t which) {
-    const int64_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Step), sizeof(Logits), sizeof(AdapterCall)};
+    const int64_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Step), sizeof(Logits), sizeof(AdapterCall),
+                             sizeof(Number), SUMS * sizeof(float)};
     return sizes[which];
 }
 
-// What the arithmetic runs on: 2 matrix unit, 1 bf16 dot products, 0 plain; -1 when the system refuses it.
+// What the arithmetic runs on: 3 matrix unit, 2 bf16 dot products, 1 fp32 vectors, 0 what the compiler
+// makes of it; -1 when the system refuses it.
 int64_t loramux_begin() {
 #if defined(HAS_AMX)
     constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
-    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0 ? 2 : -1;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0 ? 3 : -1;
 #elif defined(HAS_BF16)
+    return 2;
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
     return 1;
 #else
     return 0;
@@ -322,13 +327,13 @@ void loramux_logits(void* argument) {
     int64_t width = s.head.inputs;
     member.share(s.rows, [&](int64_t row, int64_t) {
         float* x = s.x + row * width;
-        uint16_t *high = s.high + row * width, *low = s.low + row * width;
+        Number *high = s.high + row * width, *low = s.low + row * width;
         normalize(s.hidden + row * width, s.norm, width, s.epsilon, x, high);
-        for (int64_t i = 0; i < width; i += 16) store(low + i, load(x + i) - load(high + i));
+        for (int64_t i = 0; i < width && FP32_TERMS == 2; i += 16) store(low + i, load(x + i) - load(high + i));
     });
-    const uint16_t* terms[] = {s.high, s.low};
+    const Number* terms[] = {s.high, s.low};
     member.share(pairs(s.head), [&](int64_t pair, int64_t next) {
-        product(s.head, turn(member, s.head, pair, next, s.head), terms, 2, s.rows, scratch,
+        product(s.head, turn(member, s.head, pair, next, s.head), terms, FP32_TERMS, s.rows, scratch,
                 [&](int64_t row, f32x16 a, f32x16 b, bool both) {
                     float* to = s.logits + row * s.head.outputs + pair * PAIR;
                     store(to, a);

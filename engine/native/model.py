@@ -1,7 +1,7 @@
 """The Llama family on `forward.cpp`: a step is one call for all layers and one for the logits.
 
 Linears multiply bf16 activations with weights that are widened from the checkpoint's codes to bf16
-as they are read, and sum in fp32. Keys, values and their scores, norms and the residual stream are
+as they are read, or both in fp32 where the processor has no bf16 products, and sum in fp32. Keys, values and their scores, norms and the residual stream are
 fp32 (keys and values are rounded to the cache's type). Logits are sums of fp32 activations. A row's
 bits depend on nothing but the row.
 """
@@ -24,7 +24,7 @@ from engine.model.llama import StepBatch
 from engine.model.loader import Checkpoint
 from engine.model.rope import Rope
 from engine.native.build import Library
-from engine.native.layout import PackedLinear, kept_pack
+from engine.native.layout import PANEL, PackedLinear, kept_pack
 from engine.types import ModuleSpec
 
 _TILE_ROWS = 32
@@ -49,7 +49,7 @@ _Model = _structure(
     epsilon=ctypes.c_float, scale=ctypes.c_float,
 )  # fmt: skip
 _Step = _structure(
-    "Step", "model", "rows", "hidden", "position", "first_block", "tables", "x", "x_bf16", "gated",
+    "Step", "model", "rows", "hidden", "position", "first_block", "tables", "x", "inputs", "gated",
     "y", "q", "scratch", "scratch_bytes", "adapters", "lora", "threads", "arrived", "phases",
 )  # fmt: skip
 _Logits = _structure(
@@ -85,6 +85,7 @@ class NativeLlama:
             raise RuntimeError("torch runs on no GNU OpenMP here")
         config = self.config = checkpoint.config
         self._library, self._run, self._lora = library, run, lora
+        self._number = torch.bfloat16 if library.multiplies_bf16 else torch.float32
         self._embedding = checkpoint.weight("model.embed_tokens.weight")
         self._region = Region()
         self._kept: list[object] = [arena, cache]  # what addresses below point to
@@ -123,7 +124,7 @@ class NativeLlama:
             first_block=first_block.ctypes.data,
             tables=tables.ctypes.data,
             x=self._x.data_ptr(),
-            x_bf16=self._x_bf16.data_ptr(),
+            inputs=self._inputs.data_ptr(),
             gated=self._gated.data_ptr(),
             y=self._y.data_ptr(),
             q=self._q.data_ptr(),
@@ -221,14 +222,16 @@ class NativeLlama:
         padded = _padded(max_rows)
         widest_in = max(config.hidden_size, config.q_width)
         widest_out = max(config.q_width + 2 * config.kv_width, 2 * config.intermediate_size)
-        fp32, bf16 = torch.float32, torch.bfloat16
+        fp32 = torch.float32
         self._x = self._buffer(max_rows * max(widest_in, config.intermediate_size), fp32)
-        self._x_bf16 = self._buffer(padded * widest_in, bf16)
-        self._gated = self._buffer(padded * config.intermediate_size, bf16)
+        self._inputs = self._buffer(padded * widest_in, self._number)
+        self._gated = self._buffer(padded * config.intermediate_size, self._number)
         self._y = self._buffer(max_rows * widest_out, fp32)
         self._q = self._buffer(max_rows * config.q_width, fp32)
         deepest = max(widest_in, config.intermediate_size)
-        self._scratch_bytes = _TILE_ROWS * 32 * 4 + 2 * deepest * 16 * 2
+        self._scratch_bytes = (
+            _TILE_ROWS * self._library.sum_bytes + 2 * deepest * PANEL * self._number.itemsize
+        )
         self._scratch = self._region.take(0)
         self._logits = self._buffer(_LOGIT_ROWS * config.vocab_size, torch.float32)
         self._head_views: tuple[Tensor, Tensor, Tensor, Tensor] = (self._logits[:0],) * 4
@@ -239,14 +242,14 @@ class NativeLlama:
         return self._region.take(elements * dtype.itemsize).view(dtype)
 
     def _head_buffers(self, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x: [rows, hidden] fp32; its two terms, bf16, rows padded to 32; [rows, vocab] fp32."""
+        """x: [rows, hidden] fp32; its terms, rows padded to 32; [rows, vocab] fp32."""
         config = self.config
         needed = rows * config.vocab_size
         if self._logits.numel() < needed:
             self._logits = self._buffer(needed, torch.float32)
         if self._head_views[3].shape[0] != rows:
             x = torch.empty(rows, config.hidden_size)
-            terms = torch.empty(2, _padded(rows), config.hidden_size, dtype=torch.bfloat16)
+            terms = torch.empty(2, _padded(rows), config.hidden_size, dtype=self._number)
             self._head_views = (x, terms[0], terms[1], self._logits[:needed].view(rows, -1))
         return self._head_views
 
