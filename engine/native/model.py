@@ -1,9 +1,9 @@
 """The Llama family on `forward.cpp`: a step is one call for all layers and one for the logits.
 
 Linears multiply bf16 activations with weights that are widened from the checkpoint's codes to bf16
-as they are read, or both in fp32 where the processor has no bf16 products, and sum in fp32. Keys, values and their scores, norms and the residual stream are
-fp32 (keys and values are rounded to the cache's type). Logits are sums of fp32 activations. A row's
-bits depend on nothing but the row.
+as they are read, or both in fp32 where the processor has no bf16 products, and sum in fp32. Keys,
+values and their scores, norms and the residual stream are fp32 (keys and values are rounded to the
+cache's type). Logits are sums of fp32 activations. A row's bits depend on nothing but the row.
 """
 
 import ctypes
