@@ -5,8 +5,9 @@ import itertools
 import pytest
 import triton.language as tl
 
+from engine.kernels import lora_triton
 from engine.kernels.compile import Binary, compile_kernel
-from engine.kernels.int4_triton import TILES, int4_linear
+from engine.kernels.int4_triton import TILES, choose_tile, int4_linear
 
 SIZES = frozenset({"x_stride", "y_stride", "out_features", "out_padded", "in_features"})
 STEPS = ("capacity", "hidden_stride", "plane_stride", "batch_capacity")
@@ -36,6 +37,19 @@ def on_cards(cases: list[tuple]) -> list[tuple]:
         (*case, capability) for case in cases for capability in (80, 90)
         if case[0] != "128" or capability >= 90
     ]  # fmt: skip
+
+
+def with_adapters() -> list[tuple[str, int, int]]:
+    """(tile, planes, capability) of every product with adapters that a batch can ask for."""
+    counts, names = (1, 16, 17, 32, 33, 127, 128, 512, 513, 4096), {t: n for n, t in TILES.items()}
+    asked = {
+        (names[choose_tile(rows, group, capability, lora.splits)], lora.splits, capability)
+        for rows, adapter_rows, adapters in itertools.product(counts, repeat=3)
+        if rows >= adapter_rows >= adapters
+        for lora in [lora_triton.choose_tile(adapter_rows, adapters)]
+        for group, capability in itertools.product((32, 64, 128), (80, 90))
+    }
+    return sorted(asked)
 
 
 def compile_int4(
@@ -74,10 +88,7 @@ def test_it_compiles_without_spills_onto_tensor_cores(name, group, zero, dtype, 
         assert binary.count("HGMMA") > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "planes", "capability"),
-    on_cards([("16", 8), ("16 small groups", 8), ("32", 8), ("64", 1), ("128", 1)]),
-)
+@pytest.mark.parametrize(("name", "planes", "capability"), with_adapters())
 def test_with_adapters_it_compiles_without_spills_onto_tensor_cores(name, planes, capability):
     group = 32 if name == "16 small groups" else 128
     binary = compile_int4(name, group, True, "bf16", capability, planes)
