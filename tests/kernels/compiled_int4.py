@@ -20,6 +20,7 @@ TYPES = {
     "weights_ptr": "*bf16",
     "b_ptr": "*i64",
 }
+wide = pytest.mark.wide
 HALVES = {"bf16": tl.bfloat16, "fp16": tl.float16}
 CASES = [
     *itertools.product(["16", "32", "64", "128"], [128], [False], ["bf16"]),
@@ -53,14 +54,21 @@ def with_adapters() -> list[tuple[str, int, int]]:
 
 
 def compile_int4(
-    name: str, group: int, zero: bool, dtype: str, capability: int, planes: int = 0
+    name: str,
+    group: int,
+    zero: bool,
+    dtype: str,
+    capability: int,
+    planes: int = 0,
+    *,
+    even: bool = True,
 ) -> Binary:
     tile = TILES[name]
     constants = {
         "PLANES": planes,
         "GROUP": group,
         "ZERO": zero,
-        "EVEN": True,
+        "EVEN": even,
         "SCALE_SUMS": tile.scale_sums and not zero,
         "SPLITS": tile.splits,
         "ROWS": tile.rows,
@@ -92,6 +100,20 @@ def test_it_compiles_without_spills_onto_tensor_cores(name, group, zero, dtype, 
 def test_with_adapters_it_compiles_without_spills_onto_tensor_cores(name, planes, capability):
     group = 32 if name == "16 small groups" else 128
     binary = compile_int4(name, group, True, "bf16", capability, planes)
+    assert binary.faults(capability) == []
+    if capability == 90:
+        assert binary.count("HGMMA") > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [
+        pytest.param(*case, marks=() if case in (("16 small groups", 90), ("64", 80)) else wide)
+        for case in on_cards([("16 small groups",), ("32",), ("64",), ("128",)])
+    ],
+)
+def test_an_input_that_ends_within_a_block_compiles_too(name, capability):
+    binary = compile_int4(name, 32, False, "bf16", capability, even=False)
     assert binary.faults(capability) == []
     if capability == 90:
         assert binary.count("HGMMA") > 0

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine.kernels import fuse
 from engine.kernels.int4_cuda import TritonInt4
-from engine.kernels.int4_triton import TILES
+from engine.kernels.int4_triton import TILES, choose_tile
 from tests.kernels.fused_cases import CASES, MIXED, FusedCase
 from tests.kernels.int4_cases import relative_error
 
@@ -46,11 +46,10 @@ def test_rows_of_many_adapters_are_right_in_the_tile_that_holds_their_planes(mon
         return linear_with(gemm, tile, x, weight, added)
 
     monkeypatch.setattr(TritonInt4, "linear_with", noted)
-    many = FusedCase((*range(4),) * 32, MIXED, in_features=128, capability=90)
-    one = FusedCase((1,) * 128, MIXED, in_features=128, capability=90)
-    for case in (many, one):
-        assert relative_error(case.run(fuse=True), case.expected()) < 8e-3
-    assert launched == [(TILES["64"], 8), (TILES["128"], 1)]
+    case = FusedCase((*range(4),) * 32, ((8, 0, 0, 0),) * 4, in_features=128, capability=90)
+    assert relative_error(case.run(fuse=True), case.expected()) < 8e-3
+    assert launched == [(TILES["64"], 8)]
+    assert choose_tile(128, group=128, capability=90, planes=1) is TILES["128"]
 
 
 rank = st.one_of(st.just(0), st.integers(1, 256), st.sampled_from([8, 16, 64]))

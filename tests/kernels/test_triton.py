@@ -60,6 +60,7 @@ def test_every_proof_that_is(name, proofs):
 
 @pytest.mark.wide
 @pytest.mark.timeout(1800)
-def test_the_wide_sweep(tmp_path):
+@pytest.mark.parametrize("name", PROOFS)
+def test_the_wide_sweep_of_what_is(name, tmp_path):
     log = tmp_path / "wide"
-    check(start("interpreted", "wide", log), log)
+    check(start(name, "wide", log), log)
