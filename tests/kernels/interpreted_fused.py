@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine.kernels import fuse
 from engine.kernels.int4_cuda import TritonInt4
 from engine.kernels.int4_triton import TILES, choose_tile
-from tests.kernels.fused_cases import CASES, MIXED, FusedCase
+from tests.kernels.fused_cases import CASES, FusedCase
 from tests.kernels.int4_cases import relative_error
 
 

@@ -19,7 +19,7 @@ OLD_INTERPRETER = "ignore:Conversion of an array with ndim:DeprecationWarning"  
 def start(proof: str, marker: str, log: Path) -> subprocess.Popen[bytes]:
     files = sorted(HERE.glob(f"{proof}_*.py"))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marker]
-    command += ["-W", OLD_INTERPRETER, *files]
+    command += ["--timeout", "900", "-W", OLD_INTERPRETER, *files]
     environment = {**os.environ, "TRITON_INTERPRET": PROOFS[proof], "OMP_NUM_THREADS": "1"}
     with log.open("wb") as output:
         return subprocess.Popen(
