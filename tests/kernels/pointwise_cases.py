@@ -32,13 +32,13 @@ class RotaryCase:
         generator = torch.Generator().manual_seed(self.rows + self.seed)
 
         def randn(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator)
+            return torch.randn(shape, generator=generator).to(device)
 
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         qkv = among_nan(randn(self.rows, width).to(self.dtype))
         half = torch.outer(torch.arange(self.rows) * 7.0, 0.9 ** torch.arange(self.head_dim // 2))
-        cos = before_nan(torch.cat((half.cos(), half.cos()), -1))
-        sin = before_nan(torch.cat((-half.sin(), half.sin()), -1))
+        cos = before_nan(torch.cat((half.cos(), half.cos()), -1).to(device))
+        sin = before_nan(torch.cat((-half.sin(), half.sin()), -1).to(device))
         rows = torch.randperm(63, generator=generator)[: self.rows]
         rows[self.rows - self.padding :] = -1
         kv_width = self.kv_heads * self.head_dim
@@ -46,12 +46,11 @@ class RotaryCase:
         keys, values = block[::2].reshape(-1, kv_width), block[1::2].reshape(-1, kv_width)
         # row 0 lies before the cache: a write to row -1 shows
         keys, values = (x.repeat(2, 1) for x in (keys, values))
-        weight = before_nan(randn(self.heads + self.kv_heads, self.head_dim).to(device))
-        norm = HeadNorm(weight, 1e-6)
-        arguments = [each.to(device) for each in (qkv, cos, sin, rows)]
+        norm = HeadNorm(before_nan(randn(self.heads + self.kv_heads, self.head_dim)), 1e-6)
         q = face.rotate_and_write(
-            *arguments, keys[1:], values[1:], heads=self.heads, norm=norm if self.norm else None
-        )
+            qkv, cos, sin, rows.to(device), keys[1:], values[1:],
+            heads=self.heads, norm=norm if self.norm else None,
+        )  # fmt: skip
         return q, keys, values
 
 
