@@ -170,7 +170,7 @@ def fuse_or_separate(lora: TritonLora, modules: list[ModuleSpec]) -> None:
             batch = lora.new_batch(MAX_ROWS)
             batch.build(row_slots)
             linear.new_step(batch, rows, weight)
-            if not fusable(group, gemm.tile(rows, weight).columns):
+            if not fusable(group, gemm.tile(rows, weight, lora.planes(batch)).columns):
                 continue
             x, _ = inputs(group, rows)
             took = [

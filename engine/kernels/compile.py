@@ -102,6 +102,11 @@ def _inspect(cubin: bytes, shared_bytes: int) -> Binary:
         file.flush()
         usage = _cuobjdump("--dump-resource-usage", file.name)
         assembly = _cuobjdump("--dump-sass", file.name)
+    return read_dumps(usage, assembly, shared_bytes)
+
+
+def read_dumps(usage: str, assembly: str, shared_bytes: int) -> Binary:
+    """From what cuobjdump says of one kernel: its resource usage and its SASS."""
     figures = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", usage))
     opcodes = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", assembly)
     return Binary(

@@ -5,8 +5,11 @@ saved. Each tile of rows then multiplies by every adapter that any of its rows u
 adapters a tile the separate expand is cheaper: at K = 4096 and 16 adapters a tile the product grows
 by 12 %; with an adapter a row by 12 % at 16 rows a tile, 50 % at 64, 100 % at 128 (counted).
 
-Separate is what runs until a shape has been measured. `python -m benchmarks.gpu` prints the rows
-that belong into this table; add one with the device that it was measured on.
+The engine does not read this table: `engine.cuda` always runs the product and the adapters apart.
+`fused_cuda.Int4LoraLinear` follows it, and only tests and benchmarks call that. An entry therefore
+changes nothing that is served; it records a shape that a GPU has shown to be faster fused, with the
+device it was measured on (`python -m benchmarks.gpu` prints both times), for whoever lets the
+engine call the fused linear.
 """
 
 from engine.kernels.metadata import SliceGroup

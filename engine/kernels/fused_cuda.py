@@ -22,7 +22,7 @@ class Int4LoraLinear:
 
     def new_step(self, batch: LoraBatch, rows: int, weight: PackedInt4) -> None:
         """Describes a step of `rows` rows, once for the weights of all layers like this one."""
-        tile = self._gemm.tile(rows, weight)
+        tile = self._gemm.tile(rows, weight, self._lora.planes(batch))
         if tile.rows not in self._rows:
             fused = FusedRows(self._lora.max_rows, self._lora.max_rank)
             buffer = torch.zeros(
@@ -46,7 +46,7 @@ class Int4LoraLinear:
 
         `fuse`: None leaves it to the table. Raises ValueError when it is asked for and cannot be.
         """
-        tile = self._gemm.tile(x.shape[0], weight)
+        tile = self._gemm.tile(x.shape[0], weight, self._lora.planes(batch))
         if fuse and not fusable(group, tile.columns):
             raise ValueError(f"tiles of {tile.columns} columns lie across the slices of {group}")
         if fuse and self._exact:

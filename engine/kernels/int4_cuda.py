@@ -47,10 +47,10 @@ class TritonInt4(Int4Gemm):
         """`max_out_features`: of any weight it is called with."""
         self._batch_invariant = batch_invariant
         self._interpreted = isinstance(int4_linear, InterpretedFunction)
-        self._capability = 0
+        self.capability = 0  # of the card; 0: none
         if device.type == "cuda":
             major, minor = torch.cuda.get_device_capability(device)
-            self._capability = 10 * major + minor
+            self.capability = 10 * major + minor
         split = [tile for tile in TILES.values() if tile.splits > 1]
         self._max_tiles = max(triton.cdiv(max_out_features, tile.columns) for tile in split)
         numbers = max(
@@ -63,11 +63,11 @@ class TritonInt4(Int4Gemm):
     def linear(self, x: Tensor, weight: PackedInt4) -> Tensor:
         return self.linear_with(self.tile(x.shape[0], weight), x, weight)
 
-    def tile(self, rows: int, weight: PackedInt4) -> Int4Tile:
-        """How `rows` rows are multiplied."""
+    def tile(self, rows: int, weight: PackedInt4, planes: int = 0) -> Int4Tile:
+        """How `rows` rows are multiplied. `planes`: see choose_tile."""
         if self._batch_invariant:
             return ROWS_64
-        return choose_tile(rows, weight.group, self._capability)
+        return choose_tile(rows, weight.group, self.capability, planes)
 
     def linear_with(
         self,

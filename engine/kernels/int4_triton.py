@@ -31,7 +31,7 @@ ROWS_32 = Int4Tile(32, 64, 2, 4, 4, scale_sums=True)
 ROWS_64 = Int4Tile(64, 128, 1, 8, 3, scale_sums=False)
 """Also the one tile of batch-invariant mode."""
 ROWS_128 = Int4Tile(128, 128, 1, 8, 3, scale_sums=False)
-"""Prefill on Hopper; before it the weights would spill."""
+"""Prefill on Hopper; before it the weights would spill, and so would adapters of several planes."""
 TILES = {
     "16": ROWS_16,
     "16 small groups": ROWS_16_SMALL_GROUPS,
@@ -42,13 +42,16 @@ TILES = {
 MAX_SPLIT_ROWS = 32
 
 
-def choose_tile(rows: int, group: int, capability: int) -> Int4Tile:
-    """The tile for so many rows of x (from counts, not yet timed)."""
+def choose_tile(rows: int, group: int, capability: int, planes: int = 0) -> Int4Tile:
+    """The tile for so many rows of x (from counts, not yet timed).
+
+    `planes`: of the adapters' shrink where the product adds them; 0: it adds none.
+    """
     if rows <= ROWS_16.rows:
         return ROWS_16 if group == 128 else ROWS_16_SMALL_GROUPS
     if rows <= ROWS_32.rows:
         return ROWS_32
-    return ROWS_128 if rows >= 128 and capability >= 90 else ROWS_64
+    return ROWS_128 if rows >= 128 and capability >= 90 and planes <= 1 else ROWS_64
 
 
 @triton.jit

@@ -175,6 +175,10 @@ class TritonLora(DeviceLora):
             num_stages=tile.shrink_stages,
         )
 
+    def planes(self, batch: LoraBatch) -> int:
+        """Of the shrink: into how many parts it cuts the input for this batch."""
+        return self._grid(batch).tile.splits
+
     def fused(
         self, group: SliceGroup, batch: LoraBatch, x: Tensor, rows: Tensor, columns: int
     ) -> Adapters:
@@ -198,7 +202,7 @@ class TritonLora(DeviceLora):
             modules=len(self.modules),
             group=described.slices,
             tiles=described.tiles,
-            planes=self._grid(batch).tile.splits,
+            planes=self.planes(batch),
         )
 
     def embedding(self, group: SliceGroup, batch: LoraBatch, tokens: Tensor, y: Tensor) -> None:

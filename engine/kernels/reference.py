@@ -179,12 +179,13 @@ def fp8_linear(
 ) -> Tensor:
     """y = x W^T over a checkpoint's e4m3 bits, in fp64.
 
-    `rounds`: each row of x is first rounded to 8 bits by its largest value.
+    `rounds`: each row of x is first divided by a step of its largest value, in fp32, and rounded to
+    8 bits.
     """
     weight = torch.from_numpy(decode_fp8(rows) * scale).double()
     values = x.double().cpu()
     if rounds:
         for row in values:
-            step = float(row.abs().max()) / 448 or 1.0
-            row.copy_((row / step).to(torch.float8_e4m3fn).double() * step)
+            step = row.float().abs().max() / 448 if row.any() else torch.ones(())
+            row.copy_((row.float() / step).to(torch.float8_e4m3fn).double() * step.double())
     return values @ weight.T

@@ -13,6 +13,7 @@ pytestmark = [
 
 LARGE_RANKS = ((8, 16, 64, 4), (0, 256, 1, 0), (33, 0, 7, 16), (64, 64, 64, 64))
 LARGE = {
+    "prefill of many adapters": FusedCase((*range(8), -1) * 20, LARGE_RANKS * 2, in_features=2048),
     "decode": FusedCase((0, 1, -1, 2, 3, 0) * 5, LARGE_RANKS, in_features=2048),
     "prefill": FusedCase((0,) * 150 + (-1,) * 20 + (1,) * 80, LARGE_RANKS, in_features=2048),
 }

@@ -41,8 +41,8 @@ def compile_attend(name: str, head_dim: int, windowed: bool, capability: int) ->
     )
 
 
-def compile_merge(capability: int) -> Binary:
-    constants = {"HEADS": 32, "D": 128, "BLOCK": 4}
+def compile_merge(head_dim: int, capability: int) -> Binary:
+    constants = {"HEADS": HEADS[head_dim]["HEADS"], "D": head_dim, "BLOCK": 4}
     return compile_kernel(merge, TYPES, constants, capability=capability, warps=4, stages=3)
 
 
@@ -61,5 +61,6 @@ def test_attention_compiles_without_spills_onto_tensor_cores(name, head_dim, win
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-def test_the_merge_compiles_without_spills(capability):
-    assert compile_merge(capability).faults(capability, multiplies=False) == []
+@pytest.mark.parametrize("head_dim", HEADS)
+def test_the_merge_compiles_without_spills(head_dim, capability):
+    assert compile_merge(head_dim, capability).faults(capability, multiplies=False) == []

@@ -3,8 +3,6 @@
 Started by `test_lora_triton.py` without TRITON_INTERPRET.
 """
 
-from dataclasses import replace
-
 import pytest
 import triton.language as tl
 
@@ -32,9 +30,9 @@ TYPES = {
 CAPABILITIES = [80, 90]
 
 
-def compile_shrink(tile: Tile, capability: int) -> Binary:
+def compile_shrink(tile: Tile, capability: int, slices: int = 3) -> Binary:
     constants = {
-        "SLICES": 3,
+        "SLICES": slices,
         "SPLITS": tile.splits,
         "ROWS": tile.rows,
         "RANKS": RANK_TILE,
@@ -73,9 +71,17 @@ def compile_expand(tile: Tile, capability: int, *, embedding: bool) -> Binary:
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize(
+    "slices",
+    [
+        pytest.param(1, marks=pytest.mark.wide, id="o or down"),
+        pytest.param(2, marks=pytest.mark.wide, id="gate and up"),
+        pytest.param(3, id="qkv"),
+    ],
+)
 @pytest.mark.parametrize("name", TILES)
-def test_shrink_compiles_without_spills_onto_tensor_cores(name, capability):
-    assert compile_shrink(TILES[name], capability).faults(capability) == []
+def test_shrink_compiles_without_spills_onto_tensor_cores(name, slices, capability):
+    assert compile_shrink(TILES[name], capability, slices).faults(capability) == []
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -97,8 +103,3 @@ def test_hopper_multiplies_long_chunks_in_warp_groups():
 def test_adapters_are_read_in_words_of_16_bytes():
     for binary in (compile_shrink(WHOLE, 90), compile_expand(WHOLE, 90, embedding=False)):
         assert binary.wide_copies > 0
-
-
-def test_a_tile_too_large_for_its_warps_is_reported():
-    binary = compile_shrink(replace(LONG, rows=256, shrink_warps=1), 80)
-    assert "registers spilled" in binary.faults(80)

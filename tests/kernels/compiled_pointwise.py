@@ -1,5 +1,7 @@
 """The pointwise Triton kernels compiled for GPUs that are not here."""
 
+import itertools
+
 import pytest
 
 from engine.kernels.compile import Binary, compile_kernel
@@ -22,13 +24,22 @@ TYPES = {
     "token_rows_ptr": "*i64",
     "eps": "fp32",
 }
-ROTATE = {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "BLOCK": HEADS_A_PROGRAM}
+ROTATE = {
+    64: {"HEADS": 9, "KV_HEADS": 3, "HALF": 32, "BLOCK": HEADS_A_PROGRAM},
+    128: {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "BLOCK": HEADS_A_PROGRAM},
+}
 CASES = {
     "rms_norm 4096": (norm_rows, {"ADD": False, "WIDTH": 4096}, row_warps(4096)),
     "add_rms_norm 4096": (norm_rows, {"ADD": True, "WIDTH": 4096}, row_warps(4096)),
     "add_rms_norm 16384": (norm_rows, {"ADD": True, "WIDTH": 16384}, row_warps(16384)),
-    "rotate_and_write": (rotate_heads, {**ROTATE, "NORM": False}, 2),
-    "rotate_and_write, head norm": (rotate_heads, {**ROTATE, "NORM": True}, 2),
+    **{
+        f"rotate_and_write, heads of {size}{', head norm' * norm}": (
+            rotate_heads,
+            {**ROTATE[size], "NORM": norm},
+            2,
+        )
+        for size, norm in itertools.product(ROTATE, (False, True))
+    },
     "silu_gate": (gate_rows, {"COLUMNS": GATE_COLUMNS}, 4),
 }
 

@@ -23,6 +23,7 @@ class FusedCase:
     symmetric: bool = True
     in_features: int = 256
     seed: int = 0
+    capability: int | None = None  # of the card that tiles are chosen for; None: the device's own
 
     @property
     def adapters(self) -> Case:
@@ -46,6 +47,8 @@ class FusedCase:
         gemm = TritonInt4(
             torch.device(device), max_out_features=sum(SLICES), batch_invariant=batch_invariant
         )
+        if self.capability is not None:
+            gemm.capability = self.capability
         linear, weight = Int4LoraLinear(gemm, lora), self.base.packed(device)
         batch = lora.new_batch(256)
         batch.build(self.row_slots)

@@ -6,6 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.kernels import fuse
+from engine.kernels.int4_cuda import TritonInt4
+from engine.kernels.int4_triton import TILES, choose_tile
 from tests.kernels.fused_cases import CASES, FusedCase
 from tests.kernels.int4_cases import relative_error
 
@@ -33,6 +35,21 @@ def test_separate_is_what_runs_until_the_table_names_a_shape(monkeypatch):
     for most, expected in ((2, fused), (1, separate)):
         monkeypatch.setitem(fuse.MOST_ADAPTERS, shape, most)
         assert torch.equal(case.run(fuse=None), expected)
+
+
+def test_rows_of_many_adapters_are_right_in_the_tile_that_holds_their_planes(monkeypatch):
+    launched = []
+    linear_with = TritonInt4.linear_with
+
+    def noted(gemm, tile, x, weight, added=None):
+        launched.append((tile, 0 if added is None else added.planes))
+        return linear_with(gemm, tile, x, weight, added)
+
+    monkeypatch.setattr(TritonInt4, "linear_with", noted)
+    case = FusedCase((*range(4),) * 32, ((8, 0, 0, 0),) * 4, in_features=128, capability=90)
+    assert relative_error(case.run(fuse=True), case.expected()) < 8e-3
+    assert launched == [(TILES["64"], 8)]
+    assert choose_tile(128, group=128, capability=90, planes=1) is TILES["128"]
 
 
 rank = st.one_of(st.just(0), st.integers(1, 256), st.sampled_from([8, 16, 64]))

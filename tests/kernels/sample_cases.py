@@ -1,5 +1,8 @@
 """Rows of logits and what they ask for."""
 
+import itertools
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -58,3 +61,53 @@ def broken_logits() -> tuple[Tensor, Tensor, list[int]]:
     logits[0, 3], logits[1, 4], logits[3, 7], logits[4, 49] = torch.nan, torch.inf, 2.0, -1e30
     asked = torch.cat([asked_for(n, 1) for n in ("plain", "top-k", "greedy", "top-p", "greedy")])
     return logits, asked, [-1, -1, -1, 7, 49]
+
+
+@dataclass(frozen=True)
+class SampleCase:
+    """Rows of one vocabulary; a row is the kind of its logits and what it asks for."""
+
+    vocab: int
+    rows: tuple[tuple[str, Draw | None], ...]
+    seed: int = 0
+
+    def logits(self) -> Tensor:
+        """[R, vocab]; behind each row and after the last lie NaN."""
+        generator = torch.Generator().manual_seed(self.seed)
+        wide = torch.full((len(self.rows) + 1, self.vocab + 5), torch.nan)
+        for row, (kind, _) in zip(wide[:, : self.vocab], self.rows, strict=False):
+            row.copy_(torch.randn(self.vocab, generator=generator) * 3)
+            forbidden = torch.rand(self.vocab, generator=generator) < 0.2
+            place = int(torch.randint(self.vocab, (1,), generator=generator))
+            if kind == "ties":
+                row.round_()
+            if kind in ("one token", "no token"):
+                forbidden[:] = True
+            if kind == "one token":
+                forbidden[place] = False
+            row[forbidden] = -torch.inf
+            if kind in ("nan", "inf"):
+                row[place] = float(kind)
+        return wide[:-1, : self.vocab]
+
+    def asked(self) -> Tensor:
+        """`parameters`, contiguous, and NaN behind them."""
+        table = torch.from_numpy(parameters([draw for _, draw in self.rows]))
+        return torch.cat((table, torch.full((1, table.shape[1]), torch.nan)))[:-1]
+
+    def wrong(self, face) -> list[int]:
+        """Rows whose token is not the reference's, nor the reference's a rounding away.
+
+        A rounding: the sums of a row in fp32 may put a number, or the end of top-p, that lies
+        within 1e-5 of an edge on its other side.
+        """
+        logits, asked = self.logits(), self.asked()
+        actual = face.sample(logits, asked)
+        assert (actual.dtype, actual.shape) == (torch.int64, (len(self.rows),))
+        right = torch.zeros(len(self.rows), dtype=torch.bool)
+        for number, top_p in itertools.product((0, -1e-5, 1e-5), repeat=2):
+            near = asked.clone()
+            near[:, 0] = (near[:, 0] + number).clamp(0, 1)
+            near[:, 3] = torch.where(near[:, 3] < 1, near[:, 3] * (1 + top_p), near[:, 3])
+            right |= actual == reference.sample(logits, near)
+        return torch.nonzero(~right)[:, 0].tolist()

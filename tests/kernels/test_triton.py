@@ -19,7 +19,7 @@ OLD_INTERPRETER = "ignore:Conversion of an array with ndim:DeprecationWarning"  
 def start(proof: str, marker: str, log: Path) -> subprocess.Popen[bytes]:
     files = sorted(HERE.glob(f"{proof}_*.py"))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marker]
-    command += ["-W", OLD_INTERPRETER, *files]
+    command += ["--timeout", "900", "-W", OLD_INTERPRETER, *files]
     environment = {**os.environ, "TRITON_INTERPRET": PROOFS[proof], "OMP_NUM_THREADS": "1"}
     with log.open("wb") as output:
         return subprocess.Popen(
@@ -60,6 +60,7 @@ def test_every_proof_that_is(name, proofs):
 
 @pytest.mark.wide
 @pytest.mark.timeout(1800)
-def test_the_wide_sweep(tmp_path):
+@pytest.mark.parametrize("name", PROOFS)
+def test_the_wide_sweep_of_what_is(name, tmp_path):
     log = tmp_path / "wide"
-    check(start("interpreted", "wide", log), log)
+    check(start(name, "wide", log), log)
