@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.model_factories import GGUF_TYPES, K_GGUF_TYPES, gguf_family, save_folder, write_gguf
 
@@ -138,6 +138,22 @@ def write_packed(model: Any, folder: Path, quantization: dict[str, Any], quantiz
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
     return model
+
+
+def split_in_two(folder: Path) -> None:
+    """Shards a folder's weights as transformers does, each part of a linear in another file."""
+    whole = folder / "model.safetensors"
+    tensors = load_file(whole)
+    where = {
+        name: f"model-{1 + index % 2:05}-of-00002.safetensors"
+        for index, name in enumerate(sorted(tensors))
+    }
+    for file in set(where.values()):
+        save_file({name: tensors[name] for name in where if where[name] == file}, folder / file)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    whole.unlink()
 
 
 PACKED: dict[str, tuple[dict[str, Any], Any]] = {

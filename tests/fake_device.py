@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.cuda.device import Device, Event, Memory, Stream
 from engine.cuda.faces import Faces
 from engine.kernels import pointwise, sample
 from engine.kernels.attention_cuda import AttentionGrid
-from engine.kernels.int4 import Int4Gemm, PackedInt4, TorchInt4
+from engine.kernels.int4 import Int4Gemm, PackedInt4
 from engine.kernels.lora_cuda import DeviceBatch, DeviceLora
 from engine.kernels.lora_triton import RANK_TILE
 from engine.kernels.metadata import LoraBatch, SliceGroup
@@ -165,10 +166,19 @@ class FakeDevice(Device):
         return any(p.data_ptr() <= at < p.data_ptr() + p.nbytes for p in self._pinned)
 
 
+def product(x: Tensor, weight: Tensor, *, apart: bool) -> Tensor:
+    """x W^T in fp32: [T, in] and [out, in] -> [T, out]. `apart`: no row's bits depend on others."""
+    if not apart:
+        return F.linear(x.float(), weight)
+    return torch.cat([F.linear(row, weight) for row in x.float().split(1)])
+
+
 class PlainLora(DeviceLora):
-    def __init__(self, device: FakeDevice, *args: Any, **options: Any) -> None:
+    def __init__(
+        self, device: FakeDevice, *args: Any, batch_invariant: bool, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
-        self._device = device
+        self._device, self._apart = device, batch_invariant
 
     def new_batch(self, capacity: int) -> DeviceBatch:
         return DeviceBatch(capacity, self.arena.device, None)
@@ -178,7 +188,8 @@ class PlainLora(DeviceLora):
         for slot, rows, most in self._chunks(batch):
             for module, columns in self._slices(group, slot, y, most):
                 a, b = (part.float() for part in self.matrices(slot, module))
-                update = x[rows].float() @ a.T @ b.T * float(self.table.scale[slot, module])
+                update = product(product(x[rows], a, apart=self._apart), b, apart=self._apart)
+                update *= float(self.table.scale[slot, module])
                 columns[rows] = (columns[rows].float() + update).to(y.dtype)
 
     def embedding(self, group: SliceGroup, batch: LoraBatch, tokens: Tensor, y: Tensor) -> None:
@@ -186,7 +197,8 @@ class PlainLora(DeviceLora):
         for slot, rows, _ in self._chunks(batch):
             for module, columns in self._slices(group, slot, y, None):
                 a, b = (part.float() for part in self.matrices(slot, module))
-                update = a[tokens[rows]] @ b.T * float(self.table.scale[slot, module])
+                update = product(a[tokens[rows]], b, apart=self._apart)
+                update *= float(self.table.scale[slot, module])
                 columns[rows] = (columns[rows].float() + update).to(y.dtype)
 
     def _chunks(self, batch: LoraBatch) -> Iterator[tuple[int, Tensor, int | None]]:
@@ -269,66 +281,95 @@ class PlainAttention:
                 self._attend_item(layer, q, out, *item)
         merge_start = work.merge_start
         for row, first, count in buffer[merge_start:][: MERGE * merges].view(-1, MERGE).tolist():
-            largest, total = self._stats[first : first + count].unbind(-1)
-            weight = torch.exp(largest - largest.amax(0))  # [count, heads]
-            sums = (self._partial[first : first + count] * weight[..., None]).sum(0)
-            out[row] = (sums / (total * weight).sum(0)[:, None]).to(q.dtype)
+            parts = slice(first, first + count)
+            out[row] = merged(self._partial[parts], *self._stats[parts].unbind(-1)).to(q.dtype)
         return out.flatten(1)
 
     def _attend_item(
         self, layer: int, q: Tensor, out: Tensor, table: int, first_row: int, rows: int,
         start: int, first_key: int, end: int, partial: int, step: int,
     ) -> None:  # fmt: skip
+        assert partial < 0 or end - first_key <= SPLIT_TOKENS
+        for query in range(rows):
+            row, position = q[first_row + query].float(), start + query
+            splits = [
+                self._attend_split(layer, row, table, position, at, min(at + SPLIT_TOKENS, end))
+                for at in range(first_key, end, SPLIT_TOKENS)
+            ]
+            if partial < 0:
+                parts = (torch.stack(part) for part in zip(*splits, strict=True))
+                out[first_row + query] = merged(*parts).to(q.dtype)
+            else:
+                at = partial + query * step
+                ((self._partial[at], self._stats[at, :, 0], self._stats[at, :, 1]),) = splits
+
+    def _attend_split(
+        self, layer: int, row: Tensor, table: int, position: int, begin: int, end: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Over keys begin..end, as far as a row at `position` sees them: the weighted sum of values
+        [heads, head_dim], and of each head the largest score and the sum of weights."""
         cache, config = self._cache, self._cache.config
-        key = torch.arange(first_key, end)
+        if config.sliding_window is not None:
+            begin = max(begin, position - config.sliding_window + 1)
+        key = torch.arange(begin, max(begin, min(end, position + 1)))
+        if not key.numel():
+            return torch.zeros_like(row), torch.full((len(row),), -1e30), torch.zeros(len(row))
         blocks = self._buffer[self.work.table_start + table :][key // BLOCK_TOKENS].long()
         token = blocks * cache.rows_per_block + key % BLOCK_TOKENS
         shape = (len(key), config.kv_heads, config.head_dim)
         keys, values = (part[token].float().view(shape) for part in
                         (cache.keys(layer), cache.values(layer)))  # fmt: skip
-        assert partial < 0 or end - first_key <= SPLIT_TOKENS
-        for query in range(rows):
-            position = start + query
-            seen = key <= position
-            if config.sliding_window is not None:
-                seen &= key > position - config.sliding_window
-            grouped = q[first_row + query].float().view(config.kv_heads, -1, config.head_dim)
-            scores = torch.einsum("kgd,nkd->kgn", grouped, keys) * config.head_dim**-0.5
-            scores = scores.flatten(0, 1).masked_fill(~seen, -torch.inf)  # [heads, keys]
-            largest = scores.amax(-1).clamp(min=-1e30)
-            weights = torch.exp(scores - largest[:, None])
-            by_group = weights.view(config.kv_heads, -1, len(key))
-            kept = torch.where(seen[:, None, None], values, 0.0)
-            sums = torch.einsum("kgn,nkd->kgd", by_group, kept).flatten(0, 1)
-            if partial < 0:
-                out[first_row + query] = (sums / weights.sum(-1)[:, None]).to(q.dtype)
-            else:
-                at = partial + query * step
-                self._partial[at], self._stats[at, :, 0] = sums, largest
-                self._stats[at, :, 1] = weights.sum(-1)
+        grouped = row.view(config.kv_heads, -1, config.head_dim)
+        scores = torch.einsum("kgd,nkd->kgn", grouped, keys) * config.head_dim**-0.5
+        largest = scores.amax(-1, keepdim=True).clamp(min=-1e30)
+        weights = torch.exp(scores - largest)
+        sums = torch.einsum("kgn,nkd->kgd", weights, values)
+        return sums.flatten(0, 1), largest.flatten(), weights.sum(-1).flatten()
+
+
+def merged(sums: Tensor, largest: Tensor, total: Tensor) -> Tensor:
+    """The output [heads, head_dim] of a row from its splits', in their order.
+
+    sums: [splits, heads, head_dim]; largest, total: [splits, heads].
+    """
+    weight = torch.exp(largest - largest.amax(0))[..., None]
+    above, below = torch.zeros_like(sums[0]), torch.zeros_like(sums[0, :, :1])
+    for split in range(len(sums)):
+        above += sums[split] * weight[split]
+        below += total[split, :, None] * weight[split]
+    return above / below
 
 
 class PlainInt4(Int4Gemm):
-    def __init__(self, device: FakeDevice) -> None:
-        self._device, self._plain = device, TorchInt4()
+    def __init__(self, device: FakeDevice, *, batch_invariant: bool) -> None:
+        self._device, self._apart = device, batch_invariant
 
     def linear(self, x: Tensor, weight: PackedInt4) -> Tensor:
         self._device.met("int4", x.shape, weight.out_features)
-        return self._plain.linear(x, weight)
+        return product(x, weight.dequantize(), apart=self._apart).to(x.dtype)
 
 
 def plain_faces(device: FakeDevice) -> Faces:
-    """The plain faces, which tell the device of each shape that they meet."""
+    """The plain faces, which tell the device of each shape that they meet.
+
+    In batch-invariant mode each of them computes a row as if it were alone, as kernels must.
+    """
 
     def lora(
-        arena: Tensor, modules: Sequence[ModuleSpec], *, slots: int, dtype: Any, **_: Any
-    ) -> PlainLora:
-        return PlainLora(device, arena, modules, slots=slots, dtype=dtype)
+        arena: Tensor, modules: Sequence[ModuleSpec], *, slots: int, dtype: Any,
+        batch_invariant: bool, **_: Any,
+    ) -> PlainLora:  # fmt: skip
+        return PlainLora(
+            device, arena, modules, slots=slots, dtype=dtype, batch_invariant=batch_invariant
+        )
 
     def attention(
         cache: KvCache, *, dtype: torch.dtype, batch_invariant: bool, **bounds: int
     ) -> PlainAttention:
         return PlainAttention(device, cache, **bounds)
+
+    def int4(_: torch.device, *, batch_invariant: bool, **__: int) -> PlainInt4:
+        return PlainInt4(device, batch_invariant=batch_invariant)
 
     def met(name: str, operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def run(x: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -341,7 +382,7 @@ def plain_faces(device: FakeDevice) -> Faces:
         head_sizes=None,
         lora=lora,
         attention=attention,
-        int4=lambda *_, **__: PlainInt4(device),
+        int4=int4,
         rms_norm=met("norm", pointwise.rms_norm),
         add_rms_norm=met("norm with residual", pointwise.add_rms_norm),
         rotate_and_write=met("rotate", pointwise.rotate_and_write),

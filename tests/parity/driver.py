@@ -62,8 +62,9 @@ class Driver:
             "arena_bytes": 8 << 20, "max_slots": 16, "linear_path": "fp32", "kv_dtype": "fp32",
             "adapter_dtype": "fp32", "threads": 1,
         }  # fmt: skip
-        config = EngineConfig(base_model=base_model, data_dir=data_dir, **{**settings, **options})
-        self.executor: Executor = self._open(config)
+        settings |= {"base_model": base_model, "data_dir": data_dir, **options}
+        self.config = EngineConfig(**settings)
+        self.executor: Executor = self._open(self.config)
         self._free = list(range(self.executor.extent_count // 2))
         self._next_adapter = self.executor.extent_count
         self.extent_bytes = self.executor.description.kv_block_bytes

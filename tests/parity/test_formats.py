@@ -21,7 +21,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from tests.checkpoint_formats import FORMATS
+from engine.kernels import fp8
+from tests.checkpoint_formats import FORMATS, Served, split_in_two
+from tests.cuda_driver import CudaDriver
 from tests.model_factories import (
     ALL_TARGETS,
     make_adapter,
@@ -67,9 +69,9 @@ PAIRS = [
 ]
 
 
-def random_model(kind: str, architecture: str, rope: str) -> Any:
+def random_model(kind: str, architecture: str, rope: str, **other: Any) -> Any:
     model, config, changes = ARCHITECTURES[architecture]
-    shape = K_SHAPE if kind.endswith("_K") else {}
+    shape = {**(K_SHAPE if kind.endswith("_K") else {}), **other}
     parameters = {"rope_theta": 500.0, **ROPES[rope]}
     return make_model(model, config, seed=6, rope_parameters=parameters, **{**changes, **shape})
 
@@ -92,22 +94,92 @@ def test_logits_are_transformers_own_on_the_weights_that_the_codes_stand_for(
         assert_close(got, want[at - 1])
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_adapters_on_a_quantized_base_give_pefts_logits(tmp_path: Path, kind: str) -> None:
-    served = FORMATS[kind](random_model(kind, "llama", "none"), tmp_path / "base")
-    driver = Driver(served.path, tmp_path)
-    wanted = [reference_logits(served.model, PROMPT)[-1]]
+PATHS = ("fp32", "int4", "dense", "native", "cuda fp32", "cuda")
+OF_EACH_KIND = (
+    "BF16", "awq", "gptq with act-order", "compressed-tensors fp8", "GGUF Q4_1", "GGUF Q8_0",
+    "GGUF Q6_K",
+)  # fmt: skip
+WITH_ADAPTERS = [
+    pytest.param(kind, path, marks=[] if quick else pytest.mark.wide)
+    for path in PATHS
+    for kind in FORMATS
+    for quick in [path == "fp32" or (path in ("native", "cuda") and kind in OF_EACH_KIND)]
+]
+NEAR, NEAR_IN_FP8 = 0.05, 0.15
+"""Differences of logits by their norm: what bf16 activations, scales and products cost; and where
+activations are rounded to fp8 in both, a few to one side here and to the other there."""
+
+
+def open_path(checkpoint: Path, data_dir: Path, path: str) -> Driver:
+    """A path of the CPU by its name, or the CUDA runner over a device that is not there."""
+    if path == "cuda":
+        types = {"kv_dtype": "auto", "adapter_dtype": "auto"}
+        return CudaDriver(checkpoint, data_dir, linear_path="auto", **types)
+    if path == "cuda fp32":
+        return CudaDriver(checkpoint, data_dir, linear_path="fp32")
+    return Driver(checkpoint, data_dir, linear_path=path)
+
+
+def rounding_to_fp8(model: Any) -> Any:
+    """The model, whose blocks' own linears round the rows of their input as a step on CUDA does."""
+
+    def rounded(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+        rows, scale = fp8.round_rows(inputs[0])
+        return rows.float() * scale
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name.endswith(("_proj", "_proj.base_layer")):
+            module.register_forward_pre_hook(rounded)
+    return model
+
+
+def assert_adapters_answer_as_pefts(
+    served: Served, folder: Path, path: str, *, in_fp8: bool = False
+) -> None:
+    """One mixed batch of the base and two adapters of different ranks: chunks, then a decode."""
+    driver = open_path(served.path, folder, path)
+    oracles = [served.model]
     for slot, rank in enumerate((4, 12)):
         adapter = make_adapter(
-            served.model, tmp_path / f"a{rank}", seed=rank, r=rank, target_modules=ALL_TARGETS
-        )
+            served.model, folder / f"a{rank}", seed=rank, r=rank, target_modules=ALL_TARGETS,
+            strength=0.5 * (served.model.config.hidden_size / 64) ** 0.5,
+        )  # fmt: skip
         driver.add_adapter(slot, read_blob(adapter, driver.executor.description))
-        wanted.append(reference_logits(with_adapter(served.model, adapter), PROMPT)[-1])
-    driver.feed(*(Piece(slot + 1, PROMPT[:60], slot) for slot in (-1, 0, 1)))
-    got = driver.feed(*(Piece(slot + 1, PROMPT[60:], slot) for slot in (-1, 0, 1)))
-    for have, want in zip(got, wanted, strict=True):
-        assert_close(have, want)
-    assert (wanted[1] - wanted[0]).abs().max() > 0.01
+        oracles.append(with_adapter(served.model, adapter))
+    if in_fp8:
+        oracles = [rounding_to_fp8(oracle) for oracle in oracles]
+    ends = [39, 73, 74]
+    wanted = [reference_logits(oracle, PROMPT)[ends] for oracle in oracles]
+    steps = [
+        driver.feed(*(Piece(row, PROMPT[start : end + 1], row - 1) for row in range(3)))
+        for start, end in zip((0, 40, 74), ends, strict=True)
+    ]
+    for row, want in enumerate(wanted):
+        got = torch.stack([step[row] for step in steps])
+        if path.endswith("fp32"):
+            assert_close(got, want)
+        else:
+            assert (got - want).norm() < (NEAR_IN_FP8 if in_fp8 else NEAR) * want.norm()
+        for other in wanted[:row]:
+            assert (want - other).norm() > 3 * NEAR * want.norm()
+
+
+@pytest.mark.parametrize(("kind", "path"), WITH_ADAPTERS)
+def test_adapters_on_a_quantized_base_give_pefts_logits(
+    tmp_path: Path, kind: str, path: str
+) -> None:
+    in_fp8 = path == "cuda" and "fp8" in kind
+    layers = {"num_hidden_layers": 1} if in_fp8 else {}  # each more spreads what was rounded apart
+    served = FORMATS[kind](random_model(kind, "llama", "none", **layers), tmp_path / "base")
+    assert_adapters_answer_as_pefts(served, tmp_path, path, in_fp8=in_fp8)
+
+
+@pytest.mark.parametrize("path", ["fp32", "native", "cuda"])
+def test_a_quantized_base_of_several_files_is_served_as_one(tmp_path: Path, path: str) -> None:
+    served = FORMATS["awq"](random_model("awq", "llama", "none"), tmp_path / "base")
+    split_in_two(served.path)
+    assert len(list(served.path.glob("*.safetensors"))) == 2
+    assert_adapters_answer_as_pefts(served, tmp_path, path)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

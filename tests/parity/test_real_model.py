@@ -110,6 +110,7 @@ def perplexities(
         "few rows": {"linear_path": "int4", "kv_dtype": "auto"},
         "many rows": {"linear_path": "dense", "kv_dtype": "auto"},
         "few rows, bf16 cache": {"linear_path": "int4", "kv_dtype": "bf16"},
+        "native": {"linear_path": "native", "kv_dtype": "auto"},
     }
     figures = {
         name: math.exp(mean_loss(open_driver(gguf, data_dir, **options), tokens, chunk=chunk))
@@ -126,7 +127,10 @@ def perplexities(
 def test_served_paths_keep_the_perplexity_of_a_short_text(
     gguf: Path, data_dir: Path, tokens: list[int]
 ) -> None:
-    figures = perplexities(gguf, data_dir, tokens[:320], chunk=160, only=["few rows, bf16 cache"])
+    figures = perplexities(
+        gguf, data_dir, tokens[:320], chunk=160, only=["few rows, bf16 cache", "native"]
+    )
+    assert len(figures) == 3
     for figure in figures.values():
         assert abs(figure / figures[REFERENCE] - 1) < 0.015  # a short text is a noisy measure
 

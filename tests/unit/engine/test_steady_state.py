@@ -22,6 +22,7 @@ MIB = 1 << 20
 RANKS = [1, 2, 3, 5, 8, 12, 16, 17, 31, 32, 48, 64, 100, 128]
 SLOTS = 6
 MOST_ROWS = 40
+PATHS = ["fp32", "native"]
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +34,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Traffic:
     """Random steps: prefills of any length, decodes, adapters of new ranks that come and go."""
 
-    def __init__(self, base: Path, folder: Path, seed: int) -> None:
-        self.driver = Driver(base, folder / "data", adapter_dtype="bf16", arena_bytes=8 * MIB)
+    def __init__(self, base: Path, folder: Path, seed: int, path: str) -> None:
+        self.driver = Driver(
+            base, folder / "data", adapter_dtype="bf16", arena_bytes=8 * MIB, linear_path=path
+        )
         self.random = random.Random(seed)
         self.folder = folder
         self.live: dict[int, int] = {}  # sequence -> slot
@@ -101,8 +104,11 @@ def test_a_compilation_would_be_seen() -> None:
     assert names
 
 
-def test_new_ranks_adapters_and_mixes_compile_nothing(base: Path, tmp_path: Path) -> None:
-    traffic = Traffic(base, tmp_path, seed=1)
+@pytest.mark.parametrize("path", PATHS)
+def test_new_ranks_adapters_and_mixes_compile_nothing(
+    base: Path, tmp_path: Path, path: str
+) -> None:
+    traffic = Traffic(base, tmp_path, seed=1, path=path)
     assert not isinstance(traffic.driver.executor._lora, TorchLora), "numba is installed"
     with compiled() as names:
         for rank in RANKS:
@@ -120,8 +126,9 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.timeout(300)  # some seconds; far more where other work holds the cores
-def test_memory_stays_as_it_is_over_many_steps(base: Path, tmp_path: Path) -> None:
-    traffic = Traffic(base, tmp_path, seed=2)
+@pytest.mark.parametrize("path", PATHS)
+def test_memory_stays_as_it_is_over_many_steps(base: Path, tmp_path: Path, path: str) -> None:
+    traffic = Traffic(base, tmp_path, seed=2, path=path)
     driver = traffic.driver
     for rows in range(1, MOST_ROWS + 1):  # oneDNN keeps code for every number of rows
         driver.feed(Piece(-1, [5] * rows))

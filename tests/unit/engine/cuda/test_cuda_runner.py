@@ -1,10 +1,14 @@
 """What a step of the CUDA runner does to the device: nothing new, in order, ahead of the host."""
 
+import gc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.cuda.runner import CudaExecutor
@@ -65,9 +69,11 @@ def load(executor: CudaExecutor, folder: Path, slot: int) -> None:
     assert executor.poll_copies(0) == [slot]
 
 
-def first_step(slots: dict[int, int]) -> StepPlan:
-    """All prompts at once, each in blocks of its own."""
-    started = [SequenceStart(seq, PROMPTS[seq], [], PARAMS[seq], 0) for seq in PROMPTS]
+def first_step(slots: dict[int, int], **asked: Any) -> StepPlan:
+    """All prompts at once, each in blocks of its own. `asked`: of each one's sampling."""
+    started = [
+        SequenceStart(seq, PROMPTS[seq], [], replace(PARAMS[seq], **asked), 0) for seq in PROMPTS
+    ]
     rows = [
         PlanRow(seq, 0, prompt, [4 * seq, 4 * seq + 1, 4 * seq + 2], slots.get(seq, -1), True)
         for seq, prompt in PROMPTS.items()
@@ -88,28 +94,53 @@ def tokens_of(rows: list[RowResult]) -> dict[int, int]:
     return {row.seq: row.token_ids[0] for row in rows}
 
 
-def run_in_turn(executor: CudaExecutor, steps: int, slots: dict[int, int]) -> list[dict[int, int]]:
+def run_in_turn(
+    executor: CudaExecutor, steps: int, slots: dict[int, int], **asked: Any
+) -> list[dict[int, int]]:
     """The tokens of every step, each collected before the next is launched."""
-    results = [tokens_of(executor.execute(first_step(slots)).rows)]
+    results = [tokens_of(executor.execute(first_step(slots, **asked)).rows)]
     for step in range(1, steps):
         plan = decode_step(step, results[-1], slots)
         results.append(tokens_of(executor.execute(plan).rows))
     return results
 
 
+def held_bytes() -> int:
+    """Of all tensors of this process, each piece of memory once."""
+    storages = (found.untyped_storage() for found in gc.get_objects() if type(found) is Tensor)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def test_what_a_tensor_holds_is_counted_once() -> None:
+    before = held_bytes()
+    held = torch.zeros(1000)
+    views = [held[:500], held.view(10, 100)]
+    assert held_bytes() - before == 4000
+    del held, views
+    assert held_bytes() == before
+
+
+@pytest.mark.parametrize("path", ["fp32", "auto"])
 def test_after_warm_up_no_step_compiles_captures_or_asks_for_memory(
-    base: Any, make: Callable[..., CudaExecutor]
+    base: Any, make: Callable[..., CudaExecutor], path: str
 ) -> None:
     device = FakeDevice()
-    executor = make(device)
+    executor = make(device, linear_path=path)
     load(executor, base[1][8], 0)
-    load(executor, base[1][20], 1)
-    before = (device.compiles, device.captures, device.memory())
     assert device.compiles > 10
-    for slots in ({}, {0: 0}, {0: 0, 1: 1, 2: 0}):  # other mixes, other ranks
-        run_in_turn(executor, 4, slots)
+
+    def run(slots: dict[int, int]) -> None:
+        run_in_turn(executor, 4, slots, logprobs=5)
         executor.execute(StepPlan(9, list(PROMPTS), [], [], []))
+
+    before = (device.compiles, device.captures, device.memory())
+    run({0: 0})
+    load(executor, base[1][20], 1)  # a rank and a target that no step has met
+    held = held_bytes()
+    for slots in ({}, {0: 0, 1: 1, 2: 0}, {1: 1}):
+        run(slots)
     assert (device.compiles, device.captures, device.memory()) == before
+    assert held_bytes() <= held
 
 
 def test_replayed_steps_answer_as_eager_ones(base: Any, make: Callable[..., CudaExecutor]) -> None:
