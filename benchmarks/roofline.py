@@ -42,6 +42,7 @@ def attention(
     kv_heads: int,
     head_dim: int,
     window: int | None = None,
+    kv_bytes: int = 2,
 ) -> Work:
     """chunks: (position of the first query, queries). Each sequence's keys and values once."""
     total = Work(0)
@@ -52,7 +53,7 @@ def attention(
             position + 1 if window is None else min(position + 1, window)
             for position in range(start, end)
         )
-        moved = 2 * head_dim * (2 * kv_heads * (end - first) + 2 * heads * count)
+        moved = 2 * head_dim * (kv_bytes * kv_heads * (end - first) + 2 * heads * count)
         total += Work(moved, 4 * heads * head_dim * seen)
     return total
 
