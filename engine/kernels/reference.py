@@ -162,7 +162,8 @@ def _sample_row(
     if top_k:
         falling, order = falling[: int(top_k)], order[: int(top_k)]
     before = falling.cumsum(0) - falling
-    in_nucleus = before < top_p * falling.sum()
+    # top-p of 1 leaves out none, however little a token adds to the sum
+    in_nucleus = (before < top_p * falling.sum()) | (top_p >= 1)
     if not top_k and top_p < 1:  # tokens as likely as the last one stay
         in_nucleus |= falling >= falling[in_nucleus].min()
     in_nucleus[0] = True
