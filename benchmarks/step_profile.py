@@ -122,7 +122,7 @@ class Profile:
         self._driver.feed(*pieces)
         step_ms = 1000.0 * (time.perf_counter() - began_s)
         self._driver.close_all()
-        return Spent(step_ms, self._driver.spent)
+        return Spent(step_ms, dict(self._driver.spent))
 
     def _some(self, seq: int, count: int) -> list[int]:
         """Tokens of its own for each sequence."""
