@@ -185,6 +185,14 @@ def gguf_family(model: Any) -> str:
     return "llama" if kind == "mistral" else kind
 
 
+def _type_of(weight: np.ndarray, wanted: str) -> str:
+    if weight.ndim == 1:
+        return "F32"
+    if wanted in K_TYPES and weight.shape[-1] % K_GGUF_TYPES[wanted].block:
+        return "Q8_0"
+    return wanted
+
+
 def write_gguf(
     model: LlamaForCausalLM,
     file: Path,
@@ -196,6 +204,7 @@ def write_gguf(
 ) -> LlamaForCausalLM:
     """Writes a GGUF whose linears are of type `kind` and whose embedding is of type `edges`.
 
+    As llama.cpp's own tool does it, rows that are no multiple of a K format's block are Q8_0.
     Returns the model with the weights that the file's codes stand for: the oracle for the file.
     """
     config, served, tensors = model.config, copy.deepcopy(model), []
@@ -207,7 +216,7 @@ def write_gguf(
         else:
             _, _, layer, part = module.split(".", 3)
             stored, wanted = f"blk.{layer}.{_LAYER_NAMES[part]}", kind
-        wanted = "F32" if weight.ndim == 1 else wanted
+        wanted = _type_of(weight, wanted)
         data, values = quantize(weight, wanted)
         parameter.data = torch.from_numpy(values.copy())
         if family == "llama" and module.endswith(
