@@ -238,13 +238,14 @@ private:
         few.expand(y, b, rank, width, scale);
     }
 
-    // c = the terms of the left [count, inputs] times up to two panels' worth of w [outputs, inputs].
+    // c = the terms of the left [count, inputs] times up to two panels' worth of w [outputs, inputs]. Of c's sums over a
+    // panel, only those of `outputs` are written.
     void multiply_by(Number* const* terms, int64_t stride, int64_t count, const uint16_t* w, int64_t outputs, int64_t inputs) {
+        Number* second = outputs > PANEL ? panel_[1] : nullptr;
         panel_of(w, outputs, inputs, panel_[0]);
-        if (outputs > PANEL) panel_of(w + PANEL * inputs, outputs - PANEL, inputs, panel_[1]);
-        const Number* second = panel_[outputs > PANEL];
+        if (second) panel_of(w + PANEL * inputs, outputs - PANEL, inputs, second);
         for (int64_t term = 0; term < FP32_TERMS; term++)
-            multiply(terms[term], stride, count, stride, panel_[0], second, c_, term > 0);
+            multiply(terms[term], stride, count, inputs + inputs % 2, panel_[0], second, c_, term > 0);
     }
 
     // hidden = x[rows] A^T; a thread that goes on with the same rows has their terms already.
@@ -287,7 +288,7 @@ private:
             for (int64_t row = 0; row < count; row++) {
                 float *to = call_.y + rows[row] * call_.y_stride + column + o, from[PAIR];
                 store(from, sum_of(c_, row, 0));
-                store(from + PANEL, sum_of(c_, row, 1));
+                if (columns > PANEL) store(from + PANEL, sum_of(c_, row, 1));
                 for (i = 0; i + 16 <= columns; i += 16) store(to + i, load(to + i) + scale * load(from + i));
                 for (; i < columns; i++) to[i] += scale * from[i];
             }

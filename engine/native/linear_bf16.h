@@ -142,38 +142,49 @@ constexpr int64_t SUMS = PAIR;
 
 INLINE f32x16 sum_of(const float* c, int64_t row, int64_t panel) { return load(c + row * SUMS + panel * PANEL); }
 
-// c [32, SUMS] (+)= x [32, inputs] times two panels; `rows` of them matter, the others may be anything.
-static __attribute__((noinline)) void multiply(const uint16_t* x, int64_t stride, int64_t rows, int64_t inputs,
-                                               const uint16_t* w0, const uint16_t* w1, float* c, bool onto) {
-#if defined(HAS_AMX)
-    if (rows > 16) multiply_tiles<true>(x, stride, inputs, w0, w1, c, onto);
-    else multiply_tiles<false>(x, stride, inputs, w0, w1, c, onto);
-#else
-    constexpr int AT_ONCE = 8;
+#if !defined(HAS_AMX)
+// The bf16 dot products of all rows, sixteen sums at once in registers.
+template <int PANELS>
+INLINE void multiply_rows(const uint16_t* x, int64_t stride, int64_t rows, int64_t inputs, const uint16_t* const* w, float* c,
+                          bool onto) {
+    constexpr int AT_ONCE = 16 / PANELS;
     for (int64_t first = 0; first < rows; first += AT_ONCE) {
-        float* out = c + first * PAIR;
+        float* out = c + first * SUMS;
         const uint16_t* from = x + first * stride;
-        __m512 a[AT_ONCE], b[AT_ONCE];
-        for (int r = 0; r < AT_ONCE; r++) {
-            a[r] = onto ? _mm512_loadu_ps(out + r * PAIR) : _mm512_setzero_ps();
-            b[r] = onto ? _mm512_loadu_ps(out + r * PAIR + PANEL) : _mm512_setzero_ps();
-        }
+        __m512 total[PANELS][AT_ONCE];
+        for (int panel = 0; panel < PANELS; panel++)
+            for (int r = 0; r < AT_ONCE; r++)
+                total[panel][r] = onto ? _mm512_loadu_ps(out + r * SUMS + panel * PANEL) : _mm512_setzero_ps();
         for (int64_t p = 0; p < inputs / 2; p++) {
-            __m512bh u = (__m512bh)_mm512_loadu_si512(w0 + p * PAIR), v = (__m512bh)_mm512_loadu_si512(w1 + p * PAIR);
-#pragma GCC unroll 8
+            __m512bh of[PANELS];
+#pragma GCC unroll 2
+            for (int panel = 0; panel < PANELS; panel++) of[panel] = (__m512bh)_mm512_loadu_si512(w[panel] + p * PAIR);
+#pragma GCC unroll 16
             for (int r = 0; r < AT_ONCE; r++) {
                 int32_t two;
                 memcpy(&two, from + r * stride + 2 * p, 4);
                 __m512bh both = (__m512bh)_mm512_set1_epi32(two);
-                a[r] = _mm512_dpbf16_ps(a[r], both, u);
-                b[r] = _mm512_dpbf16_ps(b[r], both, v);
+#pragma GCC unroll 2
+                for (int panel = 0; panel < PANELS; panel++) total[panel][r] = _mm512_dpbf16_ps(total[panel][r], both, of[panel]);
             }
         }
-        for (int r = 0; r < AT_ONCE; r++) {
-            _mm512_storeu_ps(out + r * PAIR, a[r]);
-            _mm512_storeu_ps(out + r * PAIR + PANEL, b[r]);
-        }
+        for (int panel = 0; panel < PANELS; panel++)
+            for (int r = 0; r < AT_ONCE; r++) _mm512_storeu_ps(out + r * SUMS + panel * PANEL, total[panel][r]);
     }
+}
+#endif
+
+// c [32, SUMS] (+)= x [32, inputs] times two panels, or one where w1 is none; `rows` of them matter, the others may be anything.
+static __attribute__((noinline)) void multiply(const uint16_t* x, int64_t stride, int64_t rows, int64_t inputs,
+                                               const uint16_t* w0, const uint16_t* w1, float* c, bool onto) {
+#if defined(HAS_AMX)
+    if (!w1) w1 = w0;
+    if (rows > 16) multiply_tiles<true>(x, stride, inputs, w0, w1, c, onto);
+    else multiply_tiles<false>(x, stride, inputs, w0, w1, c, onto);
+#else
+    const uint16_t* w[] = {w0, w1};
+    if (w1) multiply_rows<2>(x, stride, rows, inputs, w, c, onto);
+    else multiply_rows<1>(x, stride, rows, inputs, w, c, onto);
 #endif
 }
 

@@ -153,12 +153,12 @@ INLINE void add_part(const float* x, int64_t stride, int64_t inputs, const float
             for (int v = 0; v < VECTORS; v++) to_memory(c + row * SUMS + panel * PAIR + 8 * v, total[panel][row][v]);
 }
 
-// The same for any number of rows and both panels.
+// The same for any number of rows and both panels, or the first alone where w1 is none.
 static __attribute__((noinline)) void add_rows(const float* x, int64_t stride, int64_t rows, int64_t inputs, const float* w0,
                                                const float* w1, float* c, bool onto) {
     const float* w[2] = {w0, w1};
-    if (rows == 1) return add_part<1, 2>(x, stride, inputs, w, c, onto);
-    for (int panel = 0; panel < 2; panel++) {
+    if (rows == 1 && w1) return add_part<1, 2>(x, stride, inputs, w, c, onto);
+    for (int panel = 0; panel < (w1 ? 2 : 1); panel++) {
         int64_t row = 0;
         for (; row + 3 <= rows; row += 3) {
             for (int64_t next = row + 3; panel == 0 && next < row + 6 && next < rows; next++)
@@ -184,12 +184,12 @@ static __attribute__((noinline)) void multiply_row(const Pair& pair, const float
     }
 }
 
-// c [32, SUMS] (+)= x [32, inputs] times two panels.
+// c [32, SUMS] (+)= x [32, inputs] times two panels, or one where w1 is none.
 static void multiply(const float* x, int64_t stride, int64_t rows, int64_t inputs, const float* w0, const float* w1, float* c,
                      bool onto) {
     for (int64_t from = 0; from < inputs; from += PART) {
         int64_t count = inputs - from < PART ? inputs - from : PART;
-        add_rows(x + from, stride, rows, count, w0 + from * PANEL, w1 + from * PANEL, c, onto || from > 0);
+        add_rows(x + from, stride, rows, count, w0 + from * PANEL, w1 ? w1 + from * PANEL : w1, c, onto || from > 0);
     }
 }
 
