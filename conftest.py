@@ -9,6 +9,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+# torch's threads spin while they wait for one another, and here others want the core: read as its
+# library is loaded, so before anything imports it, and by every process that a test starts
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 try:
     from hypothesis import HealthCheck, settings
 except ImportError:  # a GPU machine runs tests/gpu without it

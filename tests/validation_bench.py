@@ -19,6 +19,7 @@ from app.adapters.sweeps import VALIDATE_TASK
 from app.adapters.tasks import validate_version
 from app.keys.service import NewKey
 from app.platform import Platform
+from engine.adapters.config import rank_beyond
 from engine.errors import EngineError, EngineUnavailable
 from engine.types import (
     AdapterRef,
@@ -171,6 +172,12 @@ async def make_bench(app: FastAPI, **changes: Any) -> Bench:
 
 
 # --------------------------------------------------------------------------- uploads
+
+
+def earns_a_report(files: AdapterFiles, max_rank: int) -> bool:
+    """Whether an upload gets as far as the checks: nothing of it is refused while it arrives."""
+    whole = bool(files.config and files.weights and not files.extra)
+    return whole and rank_beyond(files.config or b"", max_rank) is None
 
 
 def part(name: str, data: bytes, *, filename: str | None = None) -> bytes:

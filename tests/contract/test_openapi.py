@@ -36,7 +36,7 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
-EXAMPLES = 12
+EXAMPLES = 8
 NO_LIMITS = {"requests_per_minute": 1_000_000, "tokens_per_minute": 1_000_000_000}
 
 

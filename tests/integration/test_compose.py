@@ -178,7 +178,7 @@ def _until_healthy(
         answer = _check(name, environment)
         if answer.returncode == 0:
             return
-        time.sleep(0.5)
+        time.sleep(2)  # each check is a process, which takes a core from what is starting
     raise AssertionError(f"{name}: {answer.stderr.decode()}\n{(logs / f'{name}.log').read_text()}")
 
 

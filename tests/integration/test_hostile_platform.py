@@ -86,7 +86,7 @@ class Witness:
     def _ask_on(self) -> None:
         while not self._stop.is_set():
             self.answers.append(self.ask())
-            time.sleep(0.5)
+            time.sleep(2)
 
 
 def resident_bytes(live: LivePlatform) -> int:

@@ -5,6 +5,9 @@ itself. In the normal run each format, architecture and scaling comes once; in t
 two of them come together.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -133,23 +136,58 @@ def rounding_to_fp8(model: Any) -> Any:
     return model
 
 
-def assert_adapters_answer_as_pefts(
-    served: Served, folder: Path, path: str, *, in_fp8: bool = False
-) -> None:
-    """One mixed batch of the base and two adapters of different ranks: chunks, then a decode."""
-    driver = open_path(served.path, folder, path)
-    oracles = [served.model]
-    for slot, rank in enumerate((4, 12)):
-        adapter = make_adapter(
+@dataclass(frozen=True)
+class Base:
+    """A checkpoint, two adapters for it, and the logits [T, vocab] of the base and of each."""
+
+    served: Served
+    adapters: list[Path]
+    wanted: list[torch.Tensor]
+
+
+def make_base(kind: str, folder: Path, *, in_fp8: bool = False) -> Base:
+    layers = {"num_hidden_layers": 1} if in_fp8 else {}  # each more spreads what was rounded apart
+    served = FORMATS[kind](random_model(kind, "llama", "none", **layers), folder / "base")
+    adapters = [
+        make_adapter(
             served.model, folder / f"a{rank}", seed=rank, r=rank, target_modules=ALL_TARGETS,
             strength=0.5 * (served.model.config.hidden_size / 64) ** 0.5,
-        )  # fmt: skip
-        driver.add_adapter(slot, read_blob(adapter, driver.executor.description))
-        oracles.append(with_adapter(served.model, adapter))
+        )
+        for rank in (4, 12)
+    ]  # fmt: skip
+    oracles = [served.model, *(with_adapter(served.model, adapter) for adapter in adapters)]
     if in_fp8:
         oracles = [rounding_to_fp8(oracle) for oracle in oracles]
+    return Base(served, adapters, [reference_logits(oracle, PROMPT) for oracle in oracles])
+
+
+@pytest.fixture(scope="module")
+def base_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Base]:
+    """`make_base`, once for all the paths that serve a kind."""
+
+    @cache
+    def base_of(kind: str, *, in_fp8: bool = False) -> Base:
+        return make_base(kind, tmp_path_factory.mktemp("base"), in_fp8=in_fp8)
+
+    return base_of
+
+
+@pytest.fixture(scope="module")
+def split_base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    base = make_base("awq", tmp_path_factory.mktemp("split"))
+    split_in_two(base.served.path)
+    return base
+
+
+def assert_adapters_answer_as_pefts(
+    base: Base, data_dir: Path, path: str, *, in_fp8: bool = False
+) -> None:
+    """One mixed batch of the base and two adapters of different ranks: chunks, then a decode."""
+    driver = open_path(base.served.path, data_dir, path)
+    for slot, adapter in enumerate(base.adapters):
+        driver.add_adapter(slot, read_blob(adapter, driver.executor.description))
     ends = [39, 73, 74]
-    wanted = [reference_logits(oracle, PROMPT)[ends] for oracle in oracles]
+    wanted = [logits[ends] for logits in base.wanted]
     steps = [
         driver.feed(*(Piece(row, PROMPT[start : end + 1], row - 1) for row in range(3)))
         for start, end in zip((0, 40, 74), ends, strict=True)
@@ -166,28 +204,29 @@ def assert_adapters_answer_as_pefts(
 
 @pytest.mark.parametrize(("kind", "path"), WITH_ADAPTERS)
 def test_adapters_on_a_quantized_base_give_pefts_logits(
-    tmp_path: Path, kind: str, path: str
+    base_of: Callable[..., Base], tmp_path: Path, kind: str, path: str
 ) -> None:
     in_fp8 = path == "cuda" and "fp8" in kind
-    layers = {"num_hidden_layers": 1} if in_fp8 else {}  # each more spreads what was rounded apart
-    served = FORMATS[kind](random_model(kind, "llama", "none", **layers), tmp_path / "base")
-    assert_adapters_answer_as_pefts(served, tmp_path, path, in_fp8=in_fp8)
+    base = base_of(kind, in_fp8=in_fp8)
+    assert_adapters_answer_as_pefts(base, tmp_path, path, in_fp8=in_fp8)
 
 
 @pytest.mark.parametrize("path", ["fp32", "native", "cuda"])
-def test_a_quantized_base_of_several_files_is_served_as_one(tmp_path: Path, path: str) -> None:
-    served = FORMATS["awq"](random_model("awq", "llama", "none"), tmp_path / "base")
-    split_in_two(served.path)
-    assert len(list(served.path.glob("*.safetensors"))) == 2
-    assert_adapters_answer_as_pefts(served, tmp_path, path)
+def test_a_quantized_base_of_several_files_is_served_as_one(
+    split_base: Base, tmp_path: Path, path: str
+) -> None:
+    assert len(list(split_base.served.path.glob("*.safetensors"))) == 2
+    assert_adapters_answer_as_pefts(split_base, tmp_path, path)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_the_paths_that_serve_stay_near_the_codes(tmp_path: Path, kind: str) -> None:
+def test_the_paths_that_serve_stay_near_the_codes(
+    base_of: Callable[..., Base], tmp_path: Path, kind: str
+) -> None:
     """bf16 activations, scales and products: near, wherever a format has a 4-bit path or none."""
-    served = FORMATS[kind](random_model(kind, "llama", "none"), tmp_path / "base")
-    want = reference_logits(served.model, PROMPT)[-1]
+    base = base_of(kind)
+    want = base.wanted[0][-1]
     for path in ("int4", "dense", "native"):
-        driver = Driver(served.path, tmp_path, linear_path=path)
+        driver = Driver(base.served.path, tmp_path, linear_path=path)
         (got,) = driver.feed(Piece(0, PROMPT))
         assert ((got - want).norm() / want.norm()).item() < 0.04
