@@ -9,6 +9,7 @@ from engine.config import EngineConfig
 from engine.cuda.linear import DeviceLinear, Precision
 from engine.cuda.model import DeviceLlama
 from engine.model.description import describe, identify
+from engine.model.form_cache import open_forms
 from engine.model.kv_cache import block_bytes
 from engine.model.loader import open_checkpoint
 from tests.fake_device import FakeDevice, plain_faces
@@ -25,13 +26,19 @@ def load_on_fake_device(config: EngineConfig) -> DeviceLlama:
         backend="cuda",
     )
     device = FakeDevice()
-    return DeviceLlama(
+    forms = open_forms(
+        config.data_dir, description.base_digest, {"backend": "cuda"}, config.form_cache_bytes
+    )
+    model = DeviceLlama(
         checkpoint,
         Precision(config.linear_path, config.batch_invariant),
         plain_faces(device),
-        device.torch_device,
+        device,
         description.modules,
+        forms,
     )
+    forms.close()
+    return model
 
 
 def device_weights(model: DeviceLlama) -> Iterator[Tensor]:

@@ -53,7 +53,7 @@ def forms_bytes(model: Any) -> int:
 def load(base: Path, data_dir: Path, path: Any) -> Any:
     """The model as an executor holds it. `path`: a linear path, or cuda."""
     config = EngineConfig(
-        base_model=base, data_dir=data_dir, arena_bytes=MIB, threads=1, backend="cpu",
+        base_model=base, data_dir=data_dir, arena_bytes=4 * MIB, threads=1, backend="cpu",
         linear_path="auto" if path == "cuda" else path, max_batch_tokens=64,
     )  # fmt: skip
     return load_on_fake_device(config) if path == "cuda" else CpuExecutor(config)._model
