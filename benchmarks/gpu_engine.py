@@ -6,7 +6,7 @@ Started by `python -m benchmarks.gpu`. Every step goes through CudaExecutor, as 
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from engine.cuda.runner import CudaExecutor
 from engine.kernels.int4 import PackedInt4
 from engine.model.config import ModelConfig, RopeScaling
 from engine.model.description import Identity, module_names
+from engine.model.form_cache import FormCache
 from engine.model.loader import Checkpoint
 from engine.model.quantization import Floats, Int4Codes
 from engine.model.weights import Weight
@@ -62,7 +63,7 @@ class RandomWeight(Weight):
             return self._block
         end = min(self.shape[0] if stop is None else stop, self.shape[0])
         if self._codes is None:
-            return self._block[: end - start]
+            return self.take(np.arange(start, end))
         part = slice(start, end)
         q = self._codes.q[part].astype(np.float32) - 8.0
         return q * np.repeat(self._codes.scale[part], 32, axis=1)
@@ -70,8 +71,17 @@ class RandomWeight(Weight):
     def take(self, indices: npt.NDArray[np.int64]) -> Floats:
         return self._block[indices % len(self._block)]
 
-    def int4(self) -> Int4Codes | None:
-        return self._codes
+    @property
+    def has_int4(self) -> bool:
+        return self._codes is not None
+
+    def int4(self, start: int = 0, stop: int | None = None) -> Int4Codes | None:
+        if self._codes is None:
+            return None
+        q, scale, zero = (
+            part[start:stop] for part in (self._codes.q, self._codes.scale, self._codes.zero)
+        )
+        return Int4Codes(q, scale, zero)
 
 
 class RandomCheckpoint(Checkpoint):
@@ -115,15 +125,15 @@ class RandomCheckpoint(Checkpoint):
 
 
 def packed_once() -> Callable[..., PackedInt4]:
-    """`pack`, which is slow on the host, once a shape; each layer gets memory of its own."""
+    """`kept_int4`, which is slow on the host, once a shape; each layer gets memory of its own."""
     known: dict[tuple[int, ...], PackedInt4] = {}
-    pack = linear.pack
+    pack = linear.kept_int4
 
-    def remembered(codes: Int4Codes, *args: Any) -> PackedInt4:
-        if codes.q.shape not in known:
-            known[codes.q.shape] = pack(codes, *args)
-        first = known[codes.q.shape]
-        return replace(first, words=first.words.clone(), scale=first.scale.clone())
+    def remembered(forms: FormCache, name: str, weights: Sequence[Weight]) -> PackedInt4:
+        shape = (sum(weight.shape[0] for weight in weights), weights[0].columns)
+        if shape not in known:
+            known[shape] = pack(forms, name, weights)
+        return known[shape].moved(torch.Tensor.clone)
 
     return remembered
 
@@ -138,6 +148,7 @@ def open_engine(
     )
     settings: dict[str, Any] = {
         "base_model": Path("random"), "data_dir": Path(tempfile.gettempdir()), "max_rank": 64,
+        "form_cache_bytes": 0,
         "max_running": max(DECODES), "max_batch_tokens": max(PREFILLS), "max_slots": 128,
     }  # fmt: skip
     return CudaExecutor(
@@ -370,7 +381,7 @@ def beside_loads(
 
 def run(bandwidth: float, rate: float) -> bool:
     """Whether everything was right; times only what is."""
-    linear.pack = packed_once()
+    linear.kept_int4 = packed_once()
     begin = time.perf_counter()
     print(f"\n{'the whole engine':44}{'error':>10}")
     right = check()

@@ -20,7 +20,7 @@ from engine.grammar import MatcherSource
 from engine.kernels.lora import open_lora
 from engine.kernels.metadata import LoraBatch
 from engine.model.description import describe, identify
-from engine.model.form_cache import FormCache, forms_key
+from engine.model.form_cache import FormCache, open_forms
 from engine.model.kv_cache import KvCache, KvDtype, block_bytes
 from engine.model.linear import PathChoice, bf16_is_fast, choose_path, make_rows_stable
 from engine.model.llama import Llama, StepBatch
@@ -254,8 +254,7 @@ def _form_cache(config: EngineConfig, base_digest: str, choice: PathChoice | Non
         "capability": torch.backends.cpu.get_cpu_capability(),
         "choice": choice,
     }
-    folder = config.data_dir / "base-models" / "forms"
-    return FormCache(folder, forms_key(base_digest, facts), config.form_cache_bytes)
+    return open_forms(config.data_dir, base_digest, facts, config.form_cache_bytes)
 
 
 def _kv_dtype(config: EngineConfig, *, native: bool) -> KvDtype:

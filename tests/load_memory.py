@@ -1,7 +1,8 @@
 """`python -m tests.load_memory load|quantize …`: what a process of its own takes at most. Linux.
 
 Prints JSON: `peak`, the most resident memory (mapped files included) above what the process had
-once everything was imported, and `forms`, the bytes of what a loaded model serves from.
+once everything was imported, and `forms`, the bytes of what a loaded model serves from. On the fake
+device those lie in the process too.
 """
 
 import itertools
@@ -16,8 +17,12 @@ import torch
 from engine.config import EngineConfig
 from engine.model.llama import Llama
 from engine.native.layout import PackedLinear
+from engine.native.model import NativeLlama
 from engine.quantize import Options, quantize
 from engine.runner import CpuExecutor
+from tests.device_weights import device_weights, load_on_fake_device
+
+MIB = 1 << 20
 
 
 def memory(name: str) -> int:
@@ -30,9 +35,11 @@ def memory(name: str) -> int:
 
 def forms_bytes(model: Any) -> int:
     """By arithmetic: a number a weight where it is dense, and half a byte where it is int4; the
-    panels of the compiled pass."""
-    if not isinstance(model, Llama):
+    panels of the compiled pass; what lies on a device."""
+    if isinstance(model, NativeLlama):
         return sum(part.data.numel() for part in model._kept if isinstance(part, PackedLinear))
+    if not isinstance(model, Llama):
+        return sum(tensor.nbytes for tensor in device_weights(model))
     total = 0
     for linear in itertools.chain(*model.linears_by_shape()):
         weights = linear.out_features * linear.in_features
@@ -43,12 +50,13 @@ def forms_bytes(model: Any) -> int:
     return total
 
 
-def load(base: Path, data_dir: Path, path: Any) -> int:
+def load(base: Path, data_dir: Path, path: Any) -> Any:
+    """The model as an executor holds it. `path`: a linear path, or cuda."""
     config = EngineConfig(
-        base_model=base, data_dir=data_dir, arena_bytes=1 << 20, threads=1, linear_path=path,
-        backend="cpu",
+        base_model=base, data_dir=data_dir, arena_bytes=4 * MIB, threads=1, backend="cpu",
+        linear_path="auto" if path == "cuda" else path, max_batch_tokens=64,
     )  # fmt: skip
-    return forms_bytes(CpuExecutor(config)._model)
+    return load_on_fake_device(config) if path == "cuda" else CpuExecutor(config)._model
 
 
 def main() -> None:
@@ -61,7 +69,7 @@ def main() -> None:
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
     before, forms = memory("VmRSS"), 0
     if command == "load":
-        forms = load(source, target, sys.argv[5])
+        forms = forms_bytes(load(source, target, sys.argv[5]))
     else:
         quantize(source, target, Options())
     sys.stdout.write(json.dumps({"peak": memory("VmHWM") - before, "forms": forms}))

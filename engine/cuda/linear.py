@@ -2,25 +2,25 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.cuda.int4_forms import kept_int4
+from engine.cuda.upload import Upload
 from engine.kernels import fp8
-from engine.kernels.int4 import Int4Gemm, PackedInt4, pack
+from engine.kernels.int4 import Int4Gemm, PackedInt4
+from engine.model.form_cache import NOTHING_KEPT, FormCache
 from engine.model.linear import LinearPath
-from engine.model.quantization import Int4Codes
-from engine.model.weights import Weight
-
-Part = TypeVar("Part")
+from engine.model.quantization import Floats
+from engine.model.weights import Weight, row_pieces
 
 INVARIANT_ROWS = 64
 """Rows of every plain product in batch-invariant mode: one shape is one algorithm, and the bits of
 a row do not depend on the rows beside it."""
-_DECODED_ROWS = 4096  # of a weight, decoded on the host at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +54,29 @@ class DeviceLinear:
         weights: Sequence[Weight],
         precision: Precision,
         gemm: Int4Gemm,
-        device: torch.device,
+        upload: Upload,
         bias: Tensor | None = None,
+        *,
+        name: str = "",
+        forms: FormCache = NOTHING_KEPT,
     ) -> None:
         """`weights`: each [out_i, in]; `bias`: [out]. Several share a form only where all have it:
-        else they are plain."""
+        else they are plain.
+
+        `forms`: where repacked 4-bit codes are kept, under `name`.
+        """
         self._gemm = gemm
         self._pieces = precision.batch_invariant
-        self._bias = None if bias is None else bias.to(device, precision.dtype)
+        self._bias = None if bias is None else bias.to(upload.torch_device, precision.dtype)
         self.int4: PackedInt4 | None = None
         self.fp8: fp8.PackedFp8 | None = None
         self.dense: Tensor | None = None  # [out, in]
-        if precision.keeps_int4 and (codes := _all([weight.int4() for weight in weights])):
-            self.int4 = pack(_stacked(codes), torch.bfloat16, device)
-        elif precision.keeps_fp8 and (parts := _all([weight.fp8() for weight in weights])):
-            rows, scale = (np.concatenate(part) for part in zip(*parts, strict=True))
-            self.fp8 = fp8.pack(rows, scale, device)
+        if precision.keeps_int4 and all(weight.has_int4 for weight in weights):
+            self.int4 = kept_int4(forms, name, weights).moved(upload.tensor)
+        elif precision.keeps_fp8 and (eights := _fp8_parts(weights)):
+            self.fp8 = _uploaded_fp8(eights, upload)
         else:
-            self.dense = decoded(weights, precision.dtype, device)
+            self.dense = decoded(weights, precision.dtype, upload)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, in] -> [T, out], a new tensor in the dtype of x."""
@@ -100,17 +105,15 @@ class Head:
         return in_pieces(_fp32_product, x, self.weight)
 
 
-def decoded(weights: Sequence[Weight], dtype: torch.dtype, device: torch.device) -> Tensor:
+def decoded(weights: Sequence[Weight], dtype: torch.dtype, upload: Upload) -> Tensor:
     """The weights on the device, stacked by rows: [sum of out, in]. Decodes a piece at a time."""
+    pieces = (
+        torch.from_numpy(weight.decode(start, stop)).to(dtype)
+        for weight in weights
+        for start, stop in row_pieces(weight.shape[0], weight.columns)
+    )
     height = sum(weight.shape[0] for weight in weights)
-    full = torch.empty(height, weights[0].columns, dtype=dtype, device=device)
-    at = 0
-    for weight in weights:
-        for start in range(0, weight.shape[0], _DECODED_ROWS):
-            piece = torch.from_numpy(weight.decode(start, start + _DECODED_ROWS))
-            full[at : at + piece.shape[0]] = piece.to(dtype)
-            at += piece.shape[0]
-    return full
+    return upload.stacked(pieces, torch.Size((height, weights[0].columns)), dtype)
 
 
 def in_pieces(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
@@ -128,15 +131,20 @@ def _fp32_product(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x.float(), weight.float())
 
 
-def _all(parts: Sequence[Part | None]) -> list[Part]:
-    """The parts, or nothing where one is missing."""
-    held = [part for part in parts if part is not None]
-    return held if len(held) == len(parts) else []
+_Fp8Part = tuple[npt.NDArray[np.uint8], Floats]
 
 
-def _stacked(codes: Sequence[Int4Codes]) -> Int4Codes:
-    return Int4Codes(
-        np.concatenate([code.q for code in codes]),
-        np.concatenate([code.scale for code in codes]),
-        np.concatenate([code.zero for code in codes]),
+def _fp8_parts(weights: Sequence[Weight]) -> list[_Fp8Part]:
+    """Of each weight, or nothing where one has none."""
+    held = [part for weight in weights if (part := weight.fp8()) is not None]
+    return held if len(held) == len(weights) else []
+
+
+def _uploaded_fp8(parts: Sequence[_Fp8Part], upload: Upload) -> fp8.PackedFp8:
+    packed = [fp8.pack(rows, scale) for rows, scale in parts]
+    shape = torch.Size((sum(len(part.rows) for part in packed), packed[0].rows.shape[1]))
+    scale = torch.cat([part.scale for part in packed], dim=1)
+    return fp8.PackedFp8(
+        upload.stacked((part.rows for part in packed), shape, packed[0].rows.dtype),
+        upload.tensor(scale),
     )

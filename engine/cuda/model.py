@@ -11,12 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.cuda.device import Device
 from engine.cuda.faces import DeviceAttention, Faces
 from engine.cuda.linear import DeviceLinear, Head, Precision, decoded
+from engine.cuda.upload import Upload
 from engine.kernels.int4 import Int4Gemm
 from engine.kernels.lora_cuda import DeviceBatch, DeviceLora
 from engine.kernels.metadata import LayerGroups, SliceGroup, layer_groups
 from engine.kernels.pointwise import HeadNorm
+from engine.model.form_cache import NOTHING_KEPT, FormCache
+from engine.model.give_back import give_back
 from engine.model.kv_cache import KvCache
 from engine.model.loader import Checkpoint
 from engine.model.rope import Rope
@@ -50,10 +54,11 @@ class DeviceLlama:
         checkpoint: Checkpoint,
         precision: Precision,
         faces: Faces,
-        device: torch.device,
+        device: Device,
         modules: tuple[ModuleSpec, ...],
+        forms: FormCache = NOTHING_KEPT,
     ) -> None:
-        """`modules`: as in ModelDescription; adapters name them by index."""
+        """`modules`: as in ModelDescription; adapters name them by index. `forms`: of this base."""
         config = self.config = checkpoint.config
         self.dtype = precision.dtype
         self._faces = faces
@@ -61,23 +66,30 @@ class DeviceLlama:
             config.q_width + 2 * config.kv_width, 2 * config.intermediate_size, config.hidden_size
         )
         gemm = faces.int4(
-            device, max_out_features=widest, batch_invariant=precision.batch_invariant
+            device.torch_device, max_out_features=widest, batch_invariant=precision.batch_invariant
         )
         divisors = checkpoint.rope_divisors()
         rope = Rope(config, None if divisors is None else torch.from_numpy(divisors))
-        self._cos, self._sin = rope.cos.to(device), rope.sin.to(device)
+        upload = Upload(device)
+        self._cos = rope.cos.to(upload.torch_device)
+        self._sin = rope.sin.to(upload.torch_device)
         self._embedding = decoded(
-            [checkpoint.weight("model.embed_tokens.weight")], precision.dtype, device
+            [checkpoint.weight("model.embed_tokens.weight")], precision.dtype, upload
         )
         head = self._embedding
         if not config.tied_head:
-            head = decoded([checkpoint.weight("lm_head.weight")], precision.dtype, device)
+            head = decoded([checkpoint.weight("lm_head.weight")], precision.dtype, upload)
         self._head = Head(head, batch_invariant=precision.batch_invariant)
-        self._norm = _vector(checkpoint, "model.norm.weight", device)
-        self._blocks = [
-            _Block(checkpoint, layer, precision, faces, gemm, device, layer_groups(modules, layer))
-            for layer in range(config.layers)
-        ]
+        self._norm = _vector(checkpoint, "model.norm.weight", upload.torch_device)
+        self._blocks: list[_Block] = []
+        for layer in range(config.layers):
+            give_back(checkpoint, forms)  # what was read lies on the device now
+            groups = layer_groups(modules, layer)
+            self._blocks.append(
+                _Block(checkpoint, layer, precision, faces, gemm, upload, groups, forms)
+            )
+        upload.finish()
+        give_back(checkpoint, forms)
         index = {module.target: i for i, module in enumerate(modules) if module.layer < 0}
         self._embedding_group = SliceGroup.of(modules, [index["embed_tokens"]])
         self._head_group = SliceGroup.of(modules, [index["lm_head"]])
@@ -114,16 +126,19 @@ class _Block:
         precision: Precision,
         faces: Faces,
         gemm: Int4Gemm,
-        device: torch.device,
+        upload: Upload,
         groups: LayerGroups,
+        forms: FormCache,
     ) -> None:
         prefix = f"model.layers.{layer}."
 
         def linear(*names: str, bias: Tensor | None = None) -> DeviceLinear:
             weights = [checkpoint.weight(f"{prefix}{name}.weight") for name in names]
-            return DeviceLinear(weights, precision, gemm, device, bias)
+            kept = f"{prefix}{names[0]}"
+            return DeviceLinear(weights, precision, gemm, upload, bias, name=kept, forms=forms)
 
         config, qkv = checkpoint.config, [f"self_attn.{name}_proj" for name in "qkv"]
+        device = upload.torch_device
         bias = None
         if config.qkv_bias:
             bias = torch.cat([_vector(checkpoint, f"{prefix}{name}.bias", device) for name in qkv])

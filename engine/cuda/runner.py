@@ -33,6 +33,7 @@ from engine.cuda.step_keys import CHUNK_ROWS, StepKey
 from engine.cuda.steps import NO_FEED, PROMPT_ROWS, DeviceSteps, HostStep, StepLimits
 from engine.grammar import MatcherSource
 from engine.model.description import Identity, describe, identify
+from engine.model.form_cache import open_forms
 from engine.model.kv_cache import block_bytes
 from engine.model.loader import Checkpoint, open_checkpoint
 from engine.sampler import finite_rows, prompt_logprobs
@@ -119,7 +120,11 @@ class CudaExecutor:
         with torch.no_grad():  # what is made here is written to outside of inference mode too
             before = self._free_bytes()
             modules = self._description.modules
-            model = DeviceLlama(checkpoint, precision, faces, self.device.torch_device, modules)
+            forms = open_forms(
+                config.data_dir, identity.base_digest, {"backend": "cuda"}, config.form_cache_bytes
+            )
+            model = DeviceLlama(checkpoint, precision, faces, self.device, modules, forms)
+            forms.close()
             make = partial(
                 DeviceSteps, self.device, faces, model, modules=modules, limits=self._limits
             )

@@ -9,7 +9,8 @@ torch's own 4-bit kernel (`engine.model.linear`).
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.quantization import GROUP, Int4Codes
+from engine.model.weights import row_pieces
 
 ROWS = 64
 """Rows of W in a packed tile."""
@@ -54,6 +56,11 @@ class PackedInt4:
         parts = (self.words, self.scale, *(() if self.zero is None else (self.zero,)))
         return sum(part.numel() * part.element_size() for part in parts)
 
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "PackedInt4":
+        """With each of its tensors where `move` puts it."""
+        zero = None if self.zero is None else move(self.zero)
+        return replace(self, words=move(self.words), scale=move(self.scale), zero=zero)
+
     def dequantize(self) -> Tensor:
         """fp32 [out, in]."""
         rows, columns = self.padded
@@ -67,30 +74,43 @@ class PackedInt4:
 
 
 def pack(codes: Int4Codes, dtype: torch.dtype, device: torch.device | str = "cpu") -> PackedInt4:
-    """The codes in the kernels' layout; scales rounded to `dtype`, bf16 or fp16.
+    """The codes in the kernels' layout; scales rounded to `dtype`, bf16 or fp16."""
+
+    def rows(start: int, stop: int) -> Int4Codes:
+        return Int4Codes(codes.q[start:stop], codes.scale[start:stop], codes.zero[start:stop])
+
+    out_features, in_features = codes.q.shape
+    packed = pack_rows(rows, out_features, in_features, dtype)
+    return packed.moved(lambda part: part.to(device))
+
+
+def pack_rows(
+    read: Callable[[int, int], Int4Codes], out_features: int, in_features: int, dtype: torch.dtype
+) -> PackedInt4:
+    """`pack`, on the host, of a matrix whose codes of rows start..stop `read` gives piece by piece.
 
     Groups of the checkpoint that are larger than 32 are found again by their equal scales.
     """
-    out_features, in_features = codes.q.shape
-    group = _group(codes)
-    scale = codes.scale[:, :: group // GROUP]
-    zero = codes.zero[:, :: group // GROUP]
     rows = -(-out_features // PADDED_ROWS) * PADDED_ROWS
     columns = -(-in_features // COLUMNS) * COLUMNS
-    q = np.full((rows, columns), 8, np.uint16)
-    q[:out_features, :in_features] = codes.q
-    planes = q.reshape(rows // ROWS, ROWS, columns // COLUMNS, 4, PLANE).transpose(0, 2, 1, 3, 4)
-    words = np.zeros((*planes.shape[:3], PLANE), np.uint16)
-    for plane in range(4):
-        words |= planes[..., plane, :] << np.uint16(4 * plane)
+    words = np.full((rows // ROWS, columns // COLUMNS, ROWS, PLANE), 0x8888, np.uint16)
+    scale = np.empty((out_features, in_features // GROUP), np.float32)
+    zero = np.empty_like(scale)
+    for start, stop in row_pieces(out_features, in_features, multiple=ROWS):
+        codes = read(start, stop)
+        tiles = _tiles(codes.q, columns)
+        words[start // ROWS : start // ROWS + len(tiles)] = tiles
+        scale[start:stop], zero[start:stop] = codes.scale, codes.zero
+    group = _group(scale, zero)
 
     def placed(values: npt.NDArray[np.float32]) -> Tensor:
         full = torch.zeros(columns // group, rows, dtype=dtype)
-        full[: values.shape[1], :out_features] = torch.from_numpy(values.T.copy())
-        return full.to(device)
+        own = torch.from_numpy(values[:, :: group // GROUP].T)
+        full[: own.shape[0], :out_features] = own
+        return full
 
     return PackedInt4(
-        torch.from_numpy(words.view(np.int16)).to(device),
+        torch.from_numpy(words.view(np.int16)),
         placed(scale),
         placed(zero) if zero.any() else None,
         out_features,
@@ -99,13 +119,24 @@ def pack(codes: Int4Codes, dtype: torch.dtype, device: torch.device | str = "cpu
     )
 
 
-def _group(codes: Int4Codes) -> int:
+def _tiles(q: npt.NDArray[np.uint8], columns: int) -> npt.NDArray[np.uint16]:
+    """q: [out, in] -> [tiles, columns / 128, 64, 32], padded with the code of weight 0."""
+    full = np.full((-(-q.shape[0] // ROWS) * ROWS, columns), 8, np.uint16)
+    full[: q.shape[0], : q.shape[1]] = q
+    planes = full.reshape(-1, ROWS, columns // COLUMNS, 4, PLANE).transpose(0, 2, 1, 3, 4)
+    words = np.zeros((*planes.shape[:3], PLANE), np.uint16)
+    for plane in range(4):
+        words |= planes[..., plane, :] << np.uint16(4 * plane)
+    return words
+
+
+def _group(scale: npt.NDArray[np.float32], zero: npt.NDArray[np.float32]) -> int:
     """The largest of 128, 64 and 32 whose columns share their scale and zero."""
     for group in (128, 64):
         repeats = group // GROUP
-        if codes.scale.shape[1] % repeats == 0 and all(
+        if scale.shape[1] % repeats == 0 and all(
             np.array_equal(np.repeat(part[:, ::repeats], repeats, axis=1), part)
-            for part in (codes.scale, codes.zero)
+            for part in (scale, zero)
         ):
             return group
     return GROUP

@@ -140,6 +140,7 @@ def _sketches(checkpoint: Checkpoint) -> dict[str, list[float]]:
             weight = checkpoint.weight(f"{name}.weight")
             rows, columns = weight.shape
             sketches[name] = list(weight_sketch(_pieces(weight), rows, columns))
+            checkpoint.release()
     return sketches
 
 

@@ -51,6 +51,14 @@ def forms_key(base_digest: str, facts: Mapping[str, object]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def open_forms(
+    data_dir: Path, base_digest: str, facts: Mapping[str, object], most_bytes: int
+) -> "FormCache":
+    """The forms of a base in an engine's data folder. `facts`: see `forms_key`."""
+    folder = data_dir / "base-models" / "forms"
+    return FormCache(folder, forms_key(base_digest, facts), most_bytes)
+
+
 class FormCache:
     """The arrays of one base model. Used by one thread, while the model is loaded."""
 

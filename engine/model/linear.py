@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.form_cache import NOTHING_KEPT, Array, Arrays, FormCache
 from engine.model.quantization import GROUP
-from engine.model.weights import Weight
+from engine.model.weights import Weight, row_pieces, stacked_int4
 
 LinearPath = Literal["auto", "native", "int4", "dense", "fp32"]
 
@@ -120,28 +119,29 @@ class Linear:
 
 def _int4_form(weights: Sequence[Weight]) -> Arrays:
     """The int4 kernel's own layout, uint8, and bf16 bits [in / 32, out, 2] of scale and zero."""
-    codes = [code for weight in weights if (code := weight.int4()) is not None]
-    q = torch.from_numpy(np.concatenate([code.q for code in codes])).int()
-    scale = np.concatenate([code.scale for code in codes])
-    zero = np.concatenate([code.zero for code in codes])
-    pair = torch.from_numpy(np.stack((scale.T, zero.T), axis=-1)).bfloat16().contiguous()
-    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q, 1)
+    rows, columns = sum(weight.shape[0] for weight in weights), weights[0].columns
+    packed = torch.empty(rows, columns // 2, dtype=torch.uint8)
+    pair = torch.empty(columns // GROUP, rows, 2, dtype=torch.bfloat16)
+    for start, stop in row_pieces(rows, columns, multiple=_INT4_ROWS):
+        codes = stacked_int4(weights, start, stop)
+        q = torch.from_numpy(codes.q).int()
+        packed[start:stop] = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q, 1)
+        pair[:, start:stop, 0] = torch.from_numpy(codes.scale.T)
+        pair[:, start:stop, 1] = torch.from_numpy(codes.zero.T)
     return packed.numpy(), pair.view(torch.int16).numpy()
 
 
-_DECODED_WEIGHTS = 1 << 22
+_INT4_ROWS = 64  # that torch lays out together, at most
 
 
 def _dense_form(weights: Sequence[Weight], dtype: torch.dtype) -> Arrays:
     """The weights [out, in] in fp32, or as the bits of bf16; decoded some rows at a time."""
-    columns = weights[0].columns
+    columns, at = weights[0].columns, 0
     full = torch.empty(sum(weight.shape[0] for weight in weights), columns, dtype=dtype)
-    at, rows = 0, max(1, _DECODED_WEIGHTS // columns)
     for weight in weights:
-        for start in range(0, weight.shape[0], rows):
-            piece = torch.from_numpy(weight.decode(start, start + rows))
-            full[at : at + piece.shape[0]] = piece
-            at += piece.shape[0]
+        for start, stop in row_pieces(weight.shape[0], columns):
+            full[at + start : at + stop] = torch.from_numpy(weight.decode(start, stop))
+        at += weight.shape[0]
     return (full.numpy() if dtype == torch.float32 else full.view(torch.int16).numpy(),)
 
 

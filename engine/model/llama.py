@@ -15,6 +15,7 @@ from engine.kernels.lora import Lora
 from engine.kernels.metadata import LayerGroups, LoraBatch, SliceGroup, layer_groups
 from engine.model.attention import AttentionBatch, QueryChunk, token_rows
 from engine.model.form_cache import NOTHING_KEPT, FormCache
+from engine.model.give_back import give_back
 from engine.model.kv_cache import KvCache
 from engine.model.linear import EXACT, Linear, PathChoice
 from engine.model.loader import Checkpoint
@@ -67,13 +68,12 @@ class Llama:
         self._norm = _vector(checkpoint, "model.norm.weight")
         head = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
         self._head = Linear([checkpoint.weight(head)], EXACT, name="head", forms=forms)
-        checkpoint.release()
+        give_back(checkpoint, forms)
         self._blocks: list[_Block] = []
         for layer in range(config.layers):
             groups = layer_groups(modules, layer)
             self._blocks.append(_Block(checkpoint, layer, choice, groups, forms))
-            checkpoint.release()  # what was read lies in its served form now
-            forms.release()
+            give_back(checkpoint, forms)  # what was read lies in its served form now
         index = {module.target: i for i, module in enumerate(modules) if module.layer < 0}
         self._embedding_group = SliceGroup.of(modules, [index["embed_tokens"]])
         self._head_group = SliceGroup.of(modules, [index["lm_head"]])

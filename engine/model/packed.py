@@ -8,6 +8,8 @@ GPTQ stores each zero less one, except in its second format.
 compressed-tensors' pack-quantized packs eight columns of a row into an int32, in order, and the
 zeros of eight rows into another; matrices lie as they are multiplied, [out, in]. Its source:
 https://github.com/vllm-project/compressed-tensors, compressors/pack_quantized.
+
+Codes stay in the file's words until rows of them are asked for: unpacked, they take twice as much.
 """
 
 import math
@@ -20,9 +22,10 @@ import numpy.typing as npt
 
 from engine.model.config import CheckpointRefused
 from engine.model.quantization import Floats, decode
-from engine.model.weights import Fp8Weight, GroupedWeight, Weight
+from engine.model.weights import Fp8Weight, GroupedWeight, Rows, Weight
 
-_AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])
+_AWQ_SHIFTS = 4 * np.argsort([0, 2, 4, 6, 1, 3, 5, 7]).astype(np.uint32)
+"""Of a word's eight columns, in order."""
 _FLOATS = ("F32", "F16", "BF16")
 
 Tensors = Callable[[str], "StoredTensor | None"]
@@ -58,6 +61,43 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class _AwqCodes:
+    words: npt.NDArray[np.uint32]  # [in, out / 8]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return 8 * self.words.shape[1], self.words.shape[0]
+
+    def __getitem__(self, rows: Rows, /) -> npt.NDArray[np.uint8]:
+        outputs = np.arange(self.shape[0])[rows]
+        codes = (self.words[:, outputs // 8] >> _AWQ_SHIFTS[outputs % 8]) & 15
+        return np.ascontiguousarray(codes.T, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _GptqCodes:
+    words: npt.NDArray[np.uint32]  # [in / 8, out]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.words.shape[1], 8 * self.words.shape[0]
+
+    def __getitem__(self, rows: Rows, /) -> npt.NDArray[np.uint8]:
+        codes = _nibbles(self.words[:, rows].T)
+        return codes.reshape(codes.shape[0], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowCodes:
+    words: npt.NDArray[np.uint32]  # [out, in / 8], the last one of a row perhaps not full
+    shape: tuple[int, int]
+
+    def __getitem__(self, rows: Rows, /) -> npt.NDArray[np.uint8]:
+        codes = _nibbles(self.words[rows])
+        return np.ascontiguousarray(codes.reshape(codes.shape[0], -1)[:, : self.shape[1]])
+
+
+@dataclass(frozen=True, slots=True)
 class Packing:
     """What a folder's `quantization_config` says."""
 
@@ -75,20 +115,14 @@ class Packing:
         return self._awq(module, tensors) if self.method == "awq" else self._gptq(module, tensors)
 
     def _awq(self, module: str, tensors: Tensors) -> Weight:
-        def columns(name: str) -> npt.NDArray[np.uint8]:
-            nibbles = _nibbles(_due(module, name, tensors).words())
-            return nibbles[..., np.argsort(_AWQ_ORDER)].reshape(nibbles.shape[0], -1)
-
-        q, zero = columns("qweight"), columns("qzeros")
+        q, zeros = (_AwqCodes(_due(module, n, tensors).words()) for n in ("qweight", "qzeros"))
         scale = _due(module, "scales", tensors).floats()
-        _check_groups(module, q.shape, scale.shape, zero.shape)
-        return GroupedWeight(
-            np.ascontiguousarray(q.T), scale.T.copy(), zero.T.astype(np.float32), None
-        )
+        _check_groups(module, q.shape[::-1], scale.shape, zeros.shape[::-1])
+        zero = zeros[:].astype(np.float32)  # [out, groups]: packed as the codes are
+        return GroupedWeight(q, scale.T.copy(), zero, None)
 
     def _gptq(self, module: str, tensors: Tensors) -> Weight:
-        words = _due(module, "qweight", tensors).words()
-        q = _nibbles(words.T).reshape(words.shape[1], -1)  # [out, in]
+        q = _GptqCodes(_due(module, "qweight", tensors).words())
         zeros = _nibbles(_due(module, "qzeros", tensors).words())
         zero = zeros.reshape(zeros.shape[0], -1).astype(np.float32) + self.zeros_less_one
         scale = _due(module, "scales", tensors).floats()
@@ -159,7 +193,6 @@ def _pack_quantized(module: str, tensors: Tensors) -> Weight | None:
             f"{module} has codes of {list(words.shape)} words, which are not its weight_shape "
             f"{list(shape)}"
         )
-    q = np.ascontiguousarray(_nibbles(words).reshape(shape[0], -1)[:, : shape[1]])
     zero = np.full(scale.shape, 8.0, np.float32)
     if (zeros := tensors(f"{module}.weight_zero_point")) is not None:
         stored = zeros.words()
@@ -168,7 +201,7 @@ def _pack_quantized(module: str, tensors: Tensors) -> Weight | None:
         zero = _nibbles(stored.T).reshape(scale.shape[1], -1)[:, : shape[0]].T.astype(np.float32)
     _check_groups(module, shape[::-1], scale.shape[::-1], zero.shape[::-1])
     groups = _column_groups(module, tensors, shape[1], scale.shape[1], "weight_g_idx")
-    return GroupedWeight(q, scale, zero, groups)
+    return GroupedWeight(_RowCodes(words, (shape[0], shape[1])), scale, zero, groups)
 
 
 def _fp8(module: str, tensors: Tensors) -> Weight | None:

@@ -1,6 +1,8 @@
 """A base model's matrices and vectors in the form in which a checkpoint stores them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,22 @@ from engine.model.quantization import (
     int4_codes,
     int8_codes,
 )
+
+PIECE_WEIGHTS = 1 << 20
+"""Of a matrix that are decoded or repacked at once: what that takes beside the result."""
+
+Rows = slice | npt.NDArray[np.int64]
+
+
+class Codes(Protocol):
+    """4-bit codes [out, in], unpacked row by row: an array, or words that hold several each."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def __getitem__(self, rows: Rows, /) -> npt.NDArray[np.uint8]:
+        """uint8 [rows, in], 0..15."""
+        ...
 
 
 class Weight(ABC):
@@ -46,12 +64,13 @@ class Weight(ABC):
         """Whether it is stored as 4-bit groups of its columns."""
         return False
 
-    def int4(self) -> Int4Codes | None:
-        """The 4-bit codes, or None without `has_int4`."""
+    def int4(self, start: int = 0, stop: int | None = None) -> Int4Codes | None:
+        """The 4-bit codes of rows start..stop, or None without `has_int4`."""
         return None
 
-    def int8(self) -> Int8Codes | None:
-        """The 8-bit codes, or None when it is not stored as 8-bit groups of its columns."""
+    def int8(self, start: int = 0, stop: int | None = None) -> Int8Codes | None:
+        """The 8-bit codes of rows start..stop, or None when it is not stored as 8-bit groups of its
+        columns."""
         return None
 
     def fp8(self) -> tuple[npt.NDArray[np.uint8], Floats] | None:
@@ -83,15 +102,15 @@ class BlockWeight(Weight):
     def has_int4(self) -> bool:
         return self.type in INT4_TYPES and len(self.shape) == 2
 
-    def int4(self) -> Int4Codes | None:
+    def int4(self, start: int = 0, stop: int | None = None) -> Int4Codes | None:
         if not self.has_int4:
             return None
-        return int4_codes(self.type, self.rows, self.columns)
+        return int4_codes(self.type, self.rows[start:stop], self.columns)
 
-    def int8(self) -> Int8Codes | None:
+    def int8(self, start: int = 0, stop: int | None = None) -> Int8Codes | None:
         if self.type != "Q8_0" or len(self.shape) != 2:
             return None
-        return int8_codes(self.rows)
+        return int8_codes(self.rows[start:stop])
 
 
 class GroupedWeight(Weight):
@@ -99,12 +118,12 @@ class GroupedWeight(Weight):
 
     def __init__(
         self,
-        q: npt.NDArray[np.uint8],
+        q: Codes,
         scale: Floats,
         zero: Floats,
         groups: npt.NDArray[np.int64] | None,
     ) -> None:
-        """q: [out, in], 0..15; scale, zero: [out, in / group].
+        """q: [out, in]; scale, zero: [out, in / group].
 
         `groups`: [in], each column's group where columns were quantized in another order.
         """
@@ -118,7 +137,7 @@ class GroupedWeight(Weight):
     def take(self, indices: npt.NDArray[np.int64]) -> Floats:
         return self._decode(indices)
 
-    def _decode(self, rows: slice | npt.NDArray[np.int64]) -> Floats:
+    def _decode(self, rows: Rows) -> Floats:
         q = self._q[rows].astype(np.float32)
         if self._groups is not None:
             return (q - self._zero[rows][:, self._groups]) * self._scale[rows][:, self._groups]
@@ -130,13 +149,14 @@ class GroupedWeight(Weight):
     def has_int4(self) -> bool:
         return self._groups is None and self._group % GROUP == 0
 
-    def int4(self) -> Int4Codes | None:
+    def int4(self, start: int = 0, stop: int | None = None) -> Int4Codes | None:
         """Larger groups become several of 32 with the same scale."""
         if not self.has_int4:
             return None
-        scale = np.repeat(self._scale, self._group // GROUP, axis=1)
-        zero = np.repeat(self._zero, self._group // GROUP, axis=1)
-        return Int4Codes(self._q, scale, (8.0 - zero) * scale)
+        rows = slice(start, stop)
+        scale = np.repeat(self._scale[rows], self._group // GROUP, axis=1)
+        zero = np.repeat(self._zero[rows], self._group // GROUP, axis=1)
+        return Int4Codes(self._q[rows], scale, (8.0 - zero) * scale)
 
 
 class Fp8Weight(Weight):
@@ -155,3 +175,29 @@ class Fp8Weight(Weight):
 
     def fp8(self) -> tuple[npt.NDArray[np.uint8], Floats]:
         return self._rows, self._scale
+
+
+def row_pieces(rows: int, columns: int, multiple: int = 1) -> Iterator[tuple[int, int]]:
+    """(start, stop) of pieces of a matrix, PIECE_WEIGHTS or less where `multiple` rows are, that
+    begin at a multiple."""
+    step = max(1, PIECE_WEIGHTS // columns // multiple) * multiple
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
+
+
+def stacked_int4(weights: Sequence[Weight], start: int, stop: int) -> Int4Codes:
+    """Rows start..stop of weights on top of one another, all of which `has_int4`."""
+    parts, first = [], 0
+    for weight in weights:
+        rows = weight.shape[0]
+        low, high = max(start - first, 0), min(stop - first, rows)
+        if low < high and (codes := weight.int4(low, high)) is not None:
+            parts.append(codes)
+        first += rows
+    if len(parts) == 1:
+        return parts[0]
+    return Int4Codes(
+        np.concatenate([codes.q for codes in parts]),
+        np.concatenate([codes.scale for codes in parts]),
+        np.concatenate([codes.zero for codes in parts]),
+    )

@@ -13,13 +13,15 @@ import torch
 
 from engine.model.form_cache import Arrays, FormCache
 from engine.model.quantization import GROUP, Floats
-from engine.model.weights import Weight
+from engine.model.weights import Weight, row_pieces
 
 PANEL = 16
 BF16, INT4, INT8 = 0, 1, 2  # enum Kind
-_ROWS_AT_ONCE = 4096  # panels are packed piece by piece, to bound memory
+_BLOCK_BYTES = {INT4: 320, INT8: 544, BF16: 1024}  # of a panel's group
 
 Bytes = npt.NDArray[np.uint8]
+Take = Callable[[int], torch.Tensor]
+"""Gives memory for so many bytes: uint8, 64-byte aligned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,68 +41,95 @@ def fits(outputs: int, inputs: int) -> bool:
 
 
 def pack(
-    weights: Sequence[Weight], *, bias: torch.Tensor | None = None, alternating: bool = False
+    weights: Sequence[Weight],
+    take: Take,
+    *,
+    bias: torch.Tensor | None = None,
+    alternating: bool = False,
 ) -> PackedLinear:
     """`weights`: each [out_i, in], stacked by rows; `alternating`: a panel of each in turn.
 
-    Raises ValueError when a shape does not fit.
+    Panels are written to the memory that `take` gives, piece by piece. Raises ValueError when a
+    shape does not fit.
     """
     inputs = weights[0].columns
     outputs = sum(weight.shape[0] for weight in weights)
     if not all(fits(weight.shape[0], inputs) for weight in weights):
         raise ValueError(f"{outputs} x {inputs} does not divide into panels")
-    kind, parts = _parts(weights)
-    into_panels = _PACKERS[kind]
-    order = np.arange(outputs)
-    if alternating:
-        order = order.reshape(len(weights), -1, PANEL).swapaxes(0, 1).reshape(-1)
-    pieces = [
-        into_panels(*(part[order[at : at + _ROWS_AT_ONCE]] for part in parts))
-        for at in range(0, outputs, _ROWS_AT_ONCE)
-    ]
-    flat = np.concatenate([piece.reshape(-1) for piece in pieces])
-    data = torch.empty(flat.size, dtype=torch.uint8)  # torch aligns to 64 bytes
-    data.numpy()[:] = flat
-    return PackedLinear(kind, data, inputs, outputs, bias)
+    for kind in (INT4, INT8, BF16):
+        if any(_READERS[kind](weight, 0, PANEL) is None for weight in weights):
+            continue
+        block = _BLOCK_BYTES[kind]
+        data = take(outputs * inputs // (PANEL * GROUP) * block)
+        panels = data.numpy().reshape(outputs // PANEL, inputs // GROUP, block)
+        if _fill(panels, kind, weights, alternating=alternating):
+            return PackedLinear(kind, data, inputs, outputs, bias)
+    raise AssertionError("every weight can be decoded")
 
 
 def kept_pack(
     forms: FormCache,
     name: str,
     weights: Sequence[Weight],
+    take: Take,
     *,
     bias: torch.Tensor | None = None,
     alternating: bool = False,
 ) -> PackedLinear:
     """`pack`, its panels read from `forms` where they are kept there under `name`."""
     if all(weight.is_plain for weight in weights):
-        return pack(weights, bias=bias, alternating=alternating)
+        return pack(weights, take, bias=bias, alternating=alternating)
+    made: list[PackedLinear] = []
 
     def make() -> Arrays:
-        packed = pack(weights, alternating=alternating)
-        return np.array([packed.kind]), packed.data.numpy()
+        made.append(pack(weights, take, bias=bias, alternating=alternating))
+        return np.array([made[0].kind]), made[0].data.numpy()
 
-    kind, data = forms.arrays(f"{name} native.1", make)
+    kind, kept = forms.arrays(f"{name} native.1", make)
+    if made:
+        return made[0]
+    data = take(kept.size)
+    data.numpy()[:] = kept
     outputs = sum(weight.shape[0] for weight in weights)
-    return PackedLinear(int(kind[0]), torch.from_numpy(data), weights[0].columns, outputs, bias)
+    return PackedLinear(int(kind[0]), data, weights[0].columns, outputs, bias)
 
 
-def _parts(weights: Sequence[Weight]) -> tuple[int, list[npt.NDArray[np.generic]]]:
-    """The kind that all weights share, and its arrays, each [outputs, ...]."""
-    four = [codes for weight in weights if (codes := weight.int4()) is not None]
-    if len(four) == len(weights):
-        scale = np.concatenate([codes.scale for codes in four])
-        zero = np.concatenate([codes.zero for codes in four])
-        minimum = (zero - 8.0 * scale).astype(np.float32)
-        if _half_is_enough(scale) and _half_is_enough(minimum):
-            q = np.concatenate([codes.q for codes in four])
-            return INT4, [q, scale.astype(np.float16), minimum.astype(np.float16)]
-    eight = [held for weight in weights if (held := weight.int8()) is not None]
-    if len(eight) == len(weights):
-        scale = np.concatenate([held.scale for held in eight]).astype(np.float16)
-        return INT8, [np.concatenate([held.q for held in eight]), scale]
-    bits = [torch.from_numpy(weight.decode()).bfloat16().view(torch.int16) for weight in weights]
-    return BF16, [torch.cat(bits).numpy()]
+def _fill(panels: Bytes, kind: int, weights: Sequence[Weight], *, alternating: bool) -> bool:
+    """panels: [panels, groups, bytes]. False when a weight turns out not to be of this kind."""
+    first = 0
+    for index, weight in enumerate(weights):
+        count = weight.shape[0] // PANEL
+        own = panels[index :: len(weights)] if alternating else panels[first : first + count]
+        first += count
+        for start, stop in row_pieces(weight.shape[0], weight.columns, multiple=PANEL):
+            parts = _READERS[kind](weight, start, stop)
+            if parts is None:
+                return False
+            own[start // PANEL : stop // PANEL] = _PACKERS[kind](*parts)
+    return True
+
+
+_Parts = tuple[npt.NDArray[np.generic], ...]
+
+
+def _read_int4(weight: Weight, start: int, stop: int) -> _Parts | None:
+    """None for scales that fp16 cannot hold, too."""
+    codes = weight.int4(start, stop)
+    if codes is None:
+        return None
+    minimum = (codes.zero - 8.0 * codes.scale).astype(np.float32)
+    if not (_half_is_enough(codes.scale) and _half_is_enough(minimum)):
+        return None
+    return codes.q, codes.scale.astype(np.float16), minimum.astype(np.float16)
+
+
+def _read_int8(weight: Weight, start: int, stop: int) -> _Parts | None:
+    codes = weight.int8(start, stop)
+    return None if codes is None else (codes.q, codes.scale.astype(np.float16))
+
+
+def _read_bf16(weight: Weight, start: int, stop: int) -> _Parts:
+    return (torch.from_numpy(weight.decode(start, stop)).bfloat16().view(torch.int16).numpy(),)
 
 
 def _half_is_enough(values: Floats) -> bool:
@@ -143,3 +172,7 @@ def _scales(values: npt.NDArray[np.float16]) -> Bytes:
 
 
 _PACKERS: dict[int, Callable[..., Bytes]] = {INT4: _pack_int4, INT8: _pack_int8, BF16: _pack_bf16}
+_READERS: dict[int, Callable[[Weight, int, int], _Parts | None]] = {
+    INT4: _read_int4, INT8: _read_int8, BF16: _read_bf16,
+}  # fmt: skip
+"""What its packer takes of a weight's rows start..stop, or None where the kind does not hold it."""

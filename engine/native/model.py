@@ -7,7 +7,7 @@ cache's type). Logits are sums of fp32 activations. A row's bits depend on nothi
 """
 
 import ctypes
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,12 +19,14 @@ from engine.kernels.lora_cpu import CompiledLora, PreparedCalls, thread_pool
 from engine.kernels.lora_numba import Call
 from engine.kernels.metadata import LoraBatch, SliceGroup, layer_groups
 from engine.model.form_cache import NOTHING_KEPT, FormCache
+from engine.model.give_back import give_back
 from engine.model.kv_cache import KvCache
 from engine.model.llama import StepBatch
 from engine.model.loader import Checkpoint
 from engine.model.rope import Rope
+from engine.model.weights import Weight
 from engine.native.build import Library
-from engine.native.layout import PANEL, PackedLinear, kept_pack
+from engine.native.layout import PANEL, kept_pack
 from engine.types import ModuleSpec
 
 _TILE_ROWS = 32
@@ -89,13 +91,14 @@ class NativeLlama:
         self._embedding = checkpoint.weight("model.embed_tokens.weight")
         self._region = Region()
         self._kept: list[object] = [arena, cache]  # what addresses below point to
+        self._norm = self._vector(checkpoint, "model.norm.weight")
+        head = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
+        # the largest matrix first, while nothing else is there beside its source
+        self._head = self._linear(forms, "head", [checkpoint.weight(head)])
         self._layers = (_Layer * config.layers)(
             *(self._layer(checkpoint, index, forms) for index in range(config.layers))
         )
-        self._norm = self._vector(checkpoint, "model.norm.weight")
-        head = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
-        self._head = self._linear(kept_pack(forms, "head", [checkpoint.weight(head)]))
-        checkpoint.release()
+        give_back(checkpoint, forms)
         self._model = self._describe(checkpoint, cache, arena)
         self._buffers(max_rows)
         groups = [layer_groups(modules, layer) for layer in range(config.layers)]
@@ -162,16 +165,14 @@ class NativeLlama:
     # ------------------------------------------------------------------ what the structures hold
 
     def _layer(self, checkpoint: Checkpoint, index: int, forms: FormCache) -> ctypes.Structure:
-        checkpoint.release()  # what was read lies in its served form now
-        forms.release()
+        give_back(checkpoint, forms)  # what was read lies in its served form now
         prefix, config = f"model.layers.{index}.", self.config
 
         def linear(*names: str, bias: Tensor | None = None, alternating: bool = False) -> object:
             weights = [checkpoint.weight(f"{prefix}{name}.weight") for name in names]
-            packed = kept_pack(
+            return self._linear(
                 forms, f"{prefix}{names[0]}", weights, bias=bias, alternating=alternating
             )
-            return self._linear(packed)
 
         qkv = [f"self_attn.{name}_proj" for name in "qkv"]
         bias = qk_norm = None
@@ -191,13 +192,20 @@ class NativeLlama:
             linear("mlp.gate_proj", "mlp.up_proj", alternating=True), linear("mlp.down_proj"),
         )  # fmt: skip
 
-    def _linear(self, packed: PackedLinear) -> ctypes.Structure:
-        data = self._region.take(packed.data.numel())
-        data.copy_(packed.data)
-        packed = replace(packed, data=data)
+    def _linear(
+        self,
+        forms: FormCache,
+        name: str,
+        weights: Sequence[Weight],
+        *,
+        bias: Tensor | None = None,
+        alternating: bool = False,
+    ) -> ctypes.Structure:
+        take = self._region.take
+        packed = kept_pack(forms, name, weights, take, bias=bias, alternating=alternating)
         self._kept.append(packed)
-        bias = 0 if packed.bias is None else packed.bias.data_ptr()
-        return _Linear(packed.kind, packed.data.data_ptr(), packed.inputs, packed.outputs, bias)
+        added = 0 if bias is None else bias.data_ptr()
+        return _Linear(packed.kind, packed.data.data_ptr(), packed.inputs, packed.outputs, added)
 
     def _vector(self, checkpoint: Checkpoint, name: str) -> Tensor:
         vector = torch.from_numpy(checkpoint.weight(name).decode())

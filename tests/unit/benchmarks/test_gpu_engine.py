@@ -19,7 +19,7 @@ def make(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gpu_engine, "REPEATS", 3)
     monkeypatch.setattr(gpu_engine, "CONTEXT", 20)
     monkeypatch.setattr(gpu_engine, "RANKS", (2, 4))
-    monkeypatch.setattr(gpu_engine.linear, "pack", gpu_engine.packed_once())
+    monkeypatch.setattr(gpu_engine.linear, "kept_int4", gpu_engine.packed_once())
 
     def make(path: str = "auto"):
         device = FakeDevice(total_bytes=32 << 20, copies_at_once=True)

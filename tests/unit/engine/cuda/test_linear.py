@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from engine.cuda.linear import INVARIANT_ROWS, DeviceLinear, Head, Precision, in_pieces
+from engine.cuda.upload import Upload
 from engine.kernels.int4 import TorchInt4
 from engine.model.weights import BlockWeight, Fp8Weight, GroupedWeight, Weight
+from tests.fake_device import FakeDevice
 
-CPU = torch.device("cpu")
 X = torch.randn(5, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
 
 
@@ -34,7 +35,7 @@ def linear(
     batch_invariant: bool = False,
 ) -> DeviceLinear:  # fmt: skip
     precision = Precision(path, batch_invariant)  # type: ignore[arg-type]
-    return DeviceLinear(weights, precision, TorchInt4(), CPU, bias)
+    return DeviceLinear(weights, precision, TorchInt4(), Upload(FakeDevice(), 1 << 12), bias)
 
 
 def expected(weights: list[Weight]) -> torch.Tensor:

@@ -185,12 +185,14 @@ class TestTheModel:
         first = answers()
         monkeypatch.setattr("engine.model.linear._int4_form", lambda *_: must_not_be_made())
         monkeypatch.setattr("engine.model.linear._dense_form", _plain_alone)
-        parts = layout._parts
+        pack = layout.pack
 
-        def plain_parts(weights):  # the embedding's, where it is the head
-            return parts(weights) if all(w.is_plain for w in weights) else must_not_be_made()
+        def plain_pack(weights, *given, **options):  # the embedding's, where it is the head
+            if not all(w.is_plain for w in weights):
+                return must_not_be_made()
+            return pack(weights, *given, **options)
 
-        monkeypatch.setattr(layout, "_parts", plain_parts)
+        monkeypatch.setattr(layout, "pack", plain_pack)
         again = answers()
         assert all(map(torch.equal, first, again))
 
