@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks import roofline
-from benchmarks.gpu_kernels import random_codes
+from benchmarks.kernels_parts.int4 import random_codes
 from benchmarks.roofline import Work
 from engine.config import EngineConfig
 from engine.cuda import linear
