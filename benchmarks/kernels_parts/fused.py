@@ -8,12 +8,11 @@ from benchmarks import roofline
 from benchmarks.kernels_parts import adapters as held
 from benchmarks.kernels_parts.adapters import Adapters
 from benchmarks.kernels_parts.case import Case, Target, Trial, difference
-from benchmarks.kernels_parts.int4 import NAMES, random_codes
+from benchmarks.kernels_parts.int4 import NAMES, packed, random_codes
 from benchmarks.kernels_parts.lora import open_triton, reference_update
 from benchmarks.roofline import Work
 from engine.kernels import reference
 from engine.kernels.fuse import fusable
-from engine.kernels.int4 import pack
 from engine.kernels.metadata import SliceGroup, layer_groups
 
 BATCHES = ((16, 1), (16, 16), (64, 1), (64, 16), (64, 64), (512, 4))
@@ -46,8 +45,8 @@ def _case(
         from engine.kernels.int4_cuda import TritonInt4
         from engine.kernels.lora_cuda import TritonLora
 
-        codes = random_codes(group.width, group.in_features)
-        weight = pack(codes, torch.bfloat16, target.device)
+        codes = random_codes(group.width, group.in_features, 128, False)
+        weight = packed(group.width, group.in_features, 128, False, torch.bfloat16, target.device)
         arena = adapters.arena(target.device)
         lora = open_triton(target, adapters, arena, rows)
         assert isinstance(lora, TritonLora)

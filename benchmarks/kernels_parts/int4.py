@@ -9,13 +9,14 @@ import torch
 from benchmarks import roofline
 from benchmarks.kernels_parts.case import Case, Target, Trial, difference
 from engine.kernels import reference
-from engine.kernels.int4 import pack
+from engine.kernels.int4 import PackedInt4, pack
 from engine.model.linear import Linear, choose_path
 from engine.model.quantization import GROUP, Floats, Int4Codes
 from engine.model.weights import Weight
 
 NAMES = ("qkv", "o", "gate_up", "down")
 GROUPS = (32, 64, 128)
+BF16 = torch.bfloat16
 
 
 def cases(target: Target) -> Iterator[Case]:
@@ -26,11 +27,11 @@ def cases(target: Target) -> Iterator[Case]:
             yield (_triton if target.triton else _torch)(target, name, count, out, width)
     if target.triton:
         _, width, out = target.shape.linears()[0]
-        for count in (target.sizes.decodes[0], target.sizes.prompt):
-            for group in GROUPS:
-                for zeros in (False, True):
-                    for dtype in (torch.bfloat16, torch.float16):
-                        yield _variant(target, count, out, width, group, zeros, dtype)
+        one, prompt = target.sizes.decodes[0], target.sizes.prompt
+        for group in GROUPS:
+            for zeros in (False, True):
+                for count, dtype in ((one, BF16), (one, torch.float16), (prompt, BF16)):
+                    yield _variant(target, count, out, width, group, zeros, dtype)
 
 
 @functools.lru_cache(maxsize=1)
@@ -45,36 +46,47 @@ def random_codes(out: int, width: int, group: int = 128, zeros: bool = False) ->
     return Int4Codes(q, scale, zero)
 
 
+@functools.lru_cache(maxsize=1)
+def packed(
+    out: int, width: int, group: int, zeros: bool, dtype: torch.dtype, device: torch.device
+) -> PackedInt4:
+    """Of `random_codes`; packing takes seconds, and cases of one weight follow each other."""
+    return pack(random_codes(out, width, group, zeros), dtype, device)
+
+
 def _variant(
     target: Target, rows: int, out: int, width: int, group: int, zeros: bool, dtype: torch.dtype
 ) -> Case:
     kind = str(dtype).removeprefix("torch.")
     name = f"int4 groups of {group}{' with zeros' if zeros else ''}, {kind}, {rows} rows"
-    return _gemm_case(target, name, rows, out, width, group, zeros, dtype)
+    return _gemm_case(target, name, rows, out, width, group, zeros, dtype, compares_bits=True)
 
 
 def _triton(target: Target, name: str, rows: int, out: int, width: int) -> Case:
     full = f"int4 {name}, {rows} rows"
-    return _gemm_case(target, full, rows, out, width, 128, False, torch.bfloat16)
+    return _gemm_case(target, full, rows, out, width, 128, False, BF16)
 
 
 def _gemm_case(
     target: Target, name: str, rows: int, out: int, width: int, group: int, zeros: bool,
-    dtype: torch.dtype,
+    dtype: torch.dtype, *, compares_bits: bool = False,
 ) -> Case:  # fmt: skip
+    """`compares_bits`: the codes are also read by plain arithmetic, which is compiled for it."""
+
     def opened() -> Trial:
         from engine.kernels.int4_cuda import TritonInt4
 
         codes = random_codes(out, width, group, zeros)
-        weight = pack(codes, dtype, target.device)
+        weight = packed(out, width, group, zeros, dtype, target.device)
         gemm = TritonInt4(target.device, max_out_features=out)
         x = target.randn(rows, width).to(dtype)
 
         def error() -> float:
             """Infinite where reading codes by their bits gives other bits than arithmetic."""
-            tile = gemm.tile(rows, weight)
-            actual = gemm.linear_with(tile, x, weight)
-            if not torch.equal(actual, gemm.linear_with(tile, x, weight, by_bits=False)):
+            actual, tile = gemm.linear(x, weight), gemm.tile(rows, weight)
+            if compares_bits and not torch.equal(
+                actual, gemm.linear_with(tile, x, weight, by_bits=False)
+            ):
                 return float("inf")
             return difference(actual, reference.int4_linear(x, codes, dtype))
 
