@@ -1,6 +1,7 @@
-"""The whole engine at the shapes of an 8B Llama with random 4-bit weights: checked, then timed.
+"""The whole engine at the shapes of an 8B Llama with random 4-bit weights, timed.
 
-Started by `python -m benchmarks.gpu`. Every step goes through CudaExecutor, as in production.
+Started by `python -m benchmarks.gpu`, after `gpu_check`. Every step goes through
+CudaExecutor, as in production.
 """
 
 import statistics
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks import roofline
-from benchmarks.gpu_kernels import random_codes
+from benchmarks.kernels_parts.int4 import random_codes
 from benchmarks.roofline import Work
 from engine.config import EngineConfig
 from engine.cuda import linear
@@ -76,12 +77,7 @@ class RandomWeight(Weight):
         return self._codes is not None
 
     def int4(self, start: int = 0, stop: int | None = None) -> Int4Codes | None:
-        if self._codes is None:
-            return None
-        q, scale, zero = (
-            part[start:stop] for part in (self._codes.q, self._codes.scale, self._codes.zero)
-        )
-        return Int4Codes(q, scale, zero)
+        return None if self._codes is None else self._codes.rows(start, stop)
 
 
 class RandomCheckpoint(Checkpoint):
@@ -139,11 +135,12 @@ def packed_once() -> Callable[..., PackedInt4]:
 
 
 def open_engine(
-    config: ModelConfig, *, device: Any = None, faces: Any = None, **options: Any
-) -> CudaExecutor:
+    config: ModelConfig, *, checkpoint: Checkpoint | None = None, device: Any = None,
+    faces: Any = None, **options: Any,
+) -> CudaExecutor:  # fmt: skip
     """An engine over random weights; on the CUDA device that is here unless another is given."""
     base = (
-        RandomCheckpoint(config),
+        checkpoint or RandomCheckpoint(config),
         Identity("0" * 64, dict.fromkeys(module_names(config), 1.0), {}),
     )
     settings: dict[str, Any] = {
@@ -282,36 +279,6 @@ def load_adapters(executor: CudaExecutor, blobs: dict[int, AdapterBlob], count: 
     return total / (time.perf_counter() - begin)
 
 
-def check() -> bool:
-    """A model of two layers: the served path against the exact one, and replays against eager."""
-    prompt, params = [(7 * i * i + 3) % 1000 for i in range(300)], SamplingParams(4, 0.0)
-    found = {}
-    for path in ("fp32", "auto"):
-        shape = replace(LLAMA_8B, layers=2)
-        executor = open_engine(shape, linear_path=path, device_memory_share=0.5)
-        start = SequenceStart(0, prompt, [], params, 0)
-        executor.execute(StepPlan(0, [], [start], [], [
-            PlanRow(0, 0, prompt, list(range(20)), -1, True)]))  # fmt: skip
-        found[path, "prompt"] = executor.logits[0].clone()
-        for graphs in (True, False):
-            executor.replay(graphs=graphs)
-            executor.execute(StepPlan(1, [], [], [], [PlanRow(0, 300, [5], [], -1, True)]))
-            found[path, graphs] = executor.logits[0].clone()
-        del executor
-    ok = True
-    for name in ("prompt", True):
-        exact = found["fp32", name]
-        off = float((found["auto", name] - exact).abs().max() / exact.abs().max())
-        step = "prompt" if name == "prompt" else "replayed decode"
-        ok = ok and off < 5e-2
-        print(
-            f"{step + ', served path against fp32':44}{off:10.1e}{'' if off < 5e-2 else '  WRONG'}"
-        )
-    same = torch.equal(found["auto", True], found["auto", False])
-    print(f"{'replayed decode has the bits of an eager one':44}{same!s:>10}")
-    return ok and same
-
-
 def time_all(bandwidth: float, rate: float) -> None:
     """Prints the whole engine's figures beside their floors."""
     executor = open_engine(LLAMA_8B)
@@ -377,15 +344,3 @@ def beside_loads(
     batch.close()
     print(f"\ndecode of {rows} alone {alone:.3f} ms; while adapters of rank {max(RANKS)} arrive "
           f"{beside:.3f} ms ({beside / alone:.2f} x, {arrived} arrived)")  # fmt: skip
-
-
-def run(bandwidth: float, rate: float) -> bool:
-    """Whether everything was right; times only what is."""
-    linear.kept_int4 = packed_once()
-    begin = time.perf_counter()
-    print(f"\n{'the whole engine':44}{'error':>10}")
-    right = check()
-    if right:
-        time_all(bandwidth, rate)
-    print(f"the whole engine took {time.perf_counter() - begin:.0f} s")
-    return right

@@ -77,7 +77,7 @@ def pack(codes: Int4Codes, dtype: torch.dtype, device: torch.device | str = "cpu
     """The codes in the kernels' layout; scales rounded to `dtype`, bf16 or fp16."""
 
     def rows(start: int, stop: int) -> Int4Codes:
-        return Int4Codes(codes.q[start:stop], codes.scale[start:stop], codes.zero[start:stop])
+        return codes.rows(start, stop)
 
     out_features, in_features = codes.q.shape
     packed = pack_rows(rows, out_features, in_features, dtype)

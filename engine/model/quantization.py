@@ -43,6 +43,10 @@ class Int4Codes:
     scale: Floats  # [out, in / 32]
     zero: Floats  # [out, in / 32]
 
+    def rows(self, start: int, stop: int | None) -> "Int4Codes":
+        """Those of the rows start..stop, without a copy."""
+        return Int4Codes(self.q[start:stop], self.scale[start:stop], self.zero[start:stop])
+
 
 @dataclass(frozen=True, slots=True)
 class Int8Codes:

@@ -1,10 +1,11 @@
 """The GPU benchmark of the whole engine runs: on a fake device, at sizes that tell nothing."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from benchmarks import gpu_engine, roofline
+from benchmarks import gpu_check, gpu_engine, roofline
 from engine.types import PlanRow, SamplingParams, SequenceStart, StepPlan
 from tests.fake_device import FakeDevice, plain_faces
 
@@ -21,11 +22,11 @@ def make(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gpu_engine, "RANKS", (2, 4))
     monkeypatch.setattr(gpu_engine.linear, "kept_int4", gpu_engine.packed_once())
 
-    def make(path: str = "auto"):
+    def make(path: str = "auto", **options: Any):
         device = FakeDevice(total_bytes=32 << 20, copies_at_once=True)
         return gpu_engine.open_engine(
             TINY, device=device, faces=plain_faces(device), linear_path=path, max_rank=4,
-            max_running=4, max_batch_tokens=32, max_slots=4,
+            max_running=4, max_batch_tokens=32, max_slots=4, **options,
         )  # fmt: skip
 
     return make
@@ -41,6 +42,18 @@ def test_the_served_path_answers_as_the_exact_one_over_the_same_random_codes(mak
         logits.append(executor.logits[0].clone())
     assert (logits[0] - logits[1]).abs().max() < 0.05 * logits[1].abs().max()
     assert logits[1].abs().max() > 0.01
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_an_adapter_answers_as_weights_that_have_it_merged_and_as_no_others(
+    make, monkeypatch, capsys, merged: bool
+) -> None:
+    def opened(config: Any, *, linear_path: str, checkpoint: Any = None, **options: Any):
+        return make(linear_path, checkpoint=checkpoint if merged else None, **options)
+
+    monkeypatch.setattr(gpu_check, "BLOCKS", 2)
+    assert gpu_check.check(TINY, rank=4, prompt=[1, 5, 2, 9], opened=opened) is merged
+    assert ("WRONG" in capsys.readouterr().out) is not merged
 
 
 def test_steps_are_timed_with_adapters_and_beside_loads(make, capsys) -> None:

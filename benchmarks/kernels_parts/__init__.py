@@ -1,0 +1,1 @@
+"""What `python -m benchmarks.kernels` checks and times: cases by operation, and a clock."""
