@@ -75,12 +75,8 @@ class PackedInt4:
 
 def pack(codes: Int4Codes, dtype: torch.dtype, device: torch.device | str = "cpu") -> PackedInt4:
     """The codes in the kernels' layout; scales rounded to `dtype`, bf16 or fp16."""
-
-    def rows(start: int, stop: int) -> Int4Codes:
-        return codes.rows(start, stop)
-
     out_features, in_features = codes.q.shape
-    packed = pack_rows(rows, out_features, in_features, dtype)
+    packed = pack_rows(codes.rows, out_features, in_features, dtype)
     return packed.moved(lambda part: part.to(device))
 
 
