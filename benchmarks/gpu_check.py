@@ -1,4 +1,4 @@
-"""Whether the whole engine is right, with an adapter and without: asked by `gpu_engine`.
+"""Whether the whole engine is right, with an adapter and without: asked by `gpu`.
 
 A step of the served path holds a sequence with an adapter and one of the base model. The first must
 answer as an exact engine does whose weights have that adapter merged in, the second as an exact one
