@@ -238,8 +238,8 @@ private:
         few.expand(y, b, rank, width, scale);
     }
 
-    // c = the terms of the left [count, inputs] times up to two panels' worth of w [outputs, inputs]. Of c's sums over a
-    // panel, only those of `outputs` are written.
+    // c = the terms of the left [count, inputs] times up to two panels' worth of w [outputs, inputs]. What
+    // c holds for the second panel is left as it was where there are no outputs for it.
     void multiply_by(Number* const* terms, int64_t stride, int64_t count, const uint16_t* w, int64_t outputs, int64_t inputs) {
         Number* second = outputs > PANEL ? panel_[1] : nullptr;
         panel_of(w, outputs, inputs, panel_[0]);
