@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.arguments import at_least_one
 from benchmarks.packaged import packaged_base_model
 from engine.text import TextCodec
 from engine.types import BLOCK_TOKENS
@@ -109,7 +110,7 @@ WAYS = ("mixed", "chunked", "preempted", "prefix_cached")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", type=Path, default=packaged_base_model())
-    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--prompts", type=at_least_one, default=PROMPTS)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--batch-invariant", action="store_true")
     parser.add_argument("--adapter", type=Path, nargs="*", default=[])

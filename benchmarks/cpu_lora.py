@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
+from benchmarks.arguments import at_least_one
 from benchmarks.packaged import packaged_base_model
 from engine import huge_pages
 from engine.kernels.lora import Lora, open_lora
@@ -112,8 +113,8 @@ def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--threads", type=int, default=2)
-    options.add_argument("--rounds", type=int, default=9)
+    options.add_argument("--threads", type=at_least_one, default=2)
+    options.add_argument("--rounds", type=at_least_one, default=9)
     wanted = options.parse_args()
     torch.set_num_threads(wanted.threads)
     bench = Bench()

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
+from benchmarks.arguments import at_least_one
 from benchmarks.packaged import packaged_base_model
 from engine.quantize import Options, quantize
 from engine.text import TextCodec
@@ -92,7 +93,7 @@ def measure(base: Path, names: list[str], most_tokens: int) -> Iterator[dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", type=Path, default=None)
-    parser.add_argument("--tokens", type=int, default=3948)
+    parser.add_argument("--tokens", type=at_least_one, default=3948)
     parser.add_argument("--formats", nargs="+", choices=formats(), default=formats())
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--output", type=Path)

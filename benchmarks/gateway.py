@@ -32,6 +32,7 @@ import msgspec
 import uvloop
 
 from app.settings import packaged_base_model
+from benchmarks.arguments import at_least_one
 from benchmarks.gateway_parts import processes
 from benchmarks.gateway_parts.load import (
     BadAnswer,
@@ -266,7 +267,7 @@ def main() -> None:
     )
     options.add_argument("--litellm-python", type=Path, help="the python of LiteLLM's environment")
     options.add_argument("--postgres", help="postgresql://user@host/name, instead of SQLite")
-    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--rounds", type=at_least_one, default=3)
     options.add_argument("--requests", type=int, default=20_000, help="for the memory; 0: none")
     options.add_argument("--json", type=Path, help="also write the figures to this file")
     uvloop.run(bounded(options.parse_args()))

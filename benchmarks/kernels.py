@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from benchmarks.arguments import add_speeds
 from benchmarks.kernels_parts import (
     attention,
     clock,
@@ -78,8 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     here = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--model", choices=MODELS)
     parser.add_argument("--device", choices=("h200", "cpu"))
-    parser.add_argument("--bandwidth", type=float, help="bytes a second")
-    parser.add_argument("--flops", type=float, help="operations a second")
+    add_speeds(parser)
     parser.add_argument("--only", default="", help="cases whose name holds this")
     wanted = parser.parse_args(argv)
     on_gpu = wanted.device == "h200" or (wanted.device is None and here == "cuda")
@@ -92,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = "H200" if counts_alone else device.type
     print(f"{shape.name}, {name}: {bandwidth / 1e9:.0f} GB/s, {flops / 1e9:.0f} Gflop/s")
     target = Target(shape, sizes, device, triton=on_gpu)
+    if not any(True for _ in cases(target, wanted.only)):
+        parser.error(f"argument --only: no case's name holds {wanted.only!r}")
     if not counts_alone:
         return 0 if run(target, bandwidth, flops, wanted.only) else 1
     print(HEAD)

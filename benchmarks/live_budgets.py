@@ -23,6 +23,7 @@ import numpy as np
 
 from app.bench.outcomes import Outcome
 from app.bench.workloads import NO_BUDGET, Budget, Lengths, TimedRequest, Workload, generate
+from benchmarks.arguments import at_least_one, positive
 from benchmarks.live.engine import LiveEngine, LiveResult, StepRecord
 from benchmarks.packaged import packaged_base_model
 from benchmarks.simulation.experiment import Experiment, Figures, Finding, print_experiment
@@ -299,10 +300,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--figure", nargs="+", choices=list(FIGURES), default=list(FIGURES))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals, of one arm")
+    parser.add_argument("--rounds", type=at_least_one, default=5)
+    parser.add_argument("--seconds", type=positive, default=12.0, help="of arrivals, of one arm")
     parser.add_argument(
-        "--load", type=float, default=0.8, help="where adapters are twice what fits"
+        "--load", type=positive, default=0.8, help="where adapters are twice what fits"
     )
     parser.add_argument("--base", type=Path, default=packaged_base_model())
     parser.add_argument("--json", type=Path, help="write every figure here")

@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.arguments import at_least_one
 from engine.__main__ import load_core
 from engine.adapters.store import open_store
 from engine.config import EngineConfig
@@ -83,8 +84,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base-model", required=True)
     parser.add_argument("--adapter", type=Path, help="a folder as PEFT saves it")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--threads", type=at_least_one, default=1)
+    parser.add_argument("--steps", type=at_least_one, default=300)
     return parser.parse_args()
 
 

@@ -32,6 +32,7 @@ from app.logging import configure_logging
 from app.main import create_app
 from app.platform import Platform
 from app.tenants.service import find_tenant
+from benchmarks.arguments import at_least_one
 from benchmarks.pages_parts.rows import addresses, mark_of, postgres_url, prepare, sqlite_url
 from tests.factories import PASSWORD, bearer, make_key
 from tests.fake_engine import FakeEngine
@@ -249,10 +250,10 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--folder", type=Path, default=Path("build/pages"))
     options.add_argument("--postgres", help="a server: postgresql://user@host/database")
-    options.add_argument("--tenants", type=int, default=100)
-    options.add_argument("--adapters", type=int, default=2000)
-    options.add_argument("--rows", type=int, default=1_000_000)
-    options.add_argument("--requests", type=int, default=30)
+    options.add_argument("--tenants", type=at_least_one, default=100)
+    options.add_argument("--adapters", type=at_least_one, default=2000)
+    options.add_argument("--rows", type=at_least_one, default=1_000_000)
+    options.add_argument("--requests", type=at_least_one, default=30)
     options.add_argument("--only", default="", help="of the lines that this pattern finds")
     wanted = options.parse_args()
     configure_logging("error")

@@ -49,6 +49,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+from benchmarks.arguments import at_least_one, positive
 from benchmarks.packaged import packaged_base_model
 from benchmarks.peers_parts import files
 from benchmarks.peers_parts.check import Verdict, judge
@@ -318,10 +319,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.add_argument("--base", type=Path, default=packaged_base_model())
     options.add_argument("--vllm-python", type=Path, help="the python of vLLM's environment")
     options.add_argument("--llama-server", type=Path, help="llama.cpp's server")
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--threads", type=int, default=2)
-    options.add_argument("--output-tokens", type=int, default=OUTPUT_TOKENS, help="fewer: a try")
-    options.add_argument("--minutes", type=float, default=15.0, help="the longest it may take")
+    options.add_argument("--rounds", type=at_least_one, default=3)
+    options.add_argument("--threads", type=at_least_one, default=2)
+    options.add_argument(
+        "--output-tokens", type=at_least_one, default=OUTPUT_TOKENS, help="fewer: a try"
+    )
+    options.add_argument("--minutes", type=positive, default=15.0, help="the longest it may take")
     options.add_argument("--engine", default="", help="more settings, as `python -m engine` has")
     options.add_argument("--vllm", default="{}", help="more arguments of vLLM's LLM class, as JSON")
     options.add_argument("--llama", default="", help="more arguments of llama.cpp's server")

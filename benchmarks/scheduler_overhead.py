@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 
+from benchmarks.arguments import at_least_one
 from engine.calibration import calibrate
 from engine.clock import SimulatedClock
 from engine.core import EngineCore
@@ -104,7 +105,7 @@ def step_times_ms(core: EngineCore, executor: InstantExecutor) -> tuple[list[flo
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--running", type=int, default=256)
+    parser.add_argument("--running", type=at_least_one, default=256)
     parser.add_argument("--waiting", default="0,500,5000")
     parser.add_argument("--policy", default="slo")
     options = parser.parse_args()

@@ -21,6 +21,7 @@ from app.bench.plots import PlotsUnavailable, draw_plots
 from app.bench.report import Report
 from app.bench.tables import print_reports, write_json
 from app.bench.workloads import NO_BUDGET, POPULARITIES, RANKS, Budget, Jam, Workload, generate
+from benchmarks.arguments import at_least_one, positive
 from benchmarks.simulation.adapters import HOST_RESIDENT, StoreSpeed
 from benchmarks.simulation.capacity import measured_capacity
 from benchmarks.simulation.experiment import Setting, print_experiment, write_findings
@@ -133,21 +134,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--experiment", choices=list(EXPERIMENTS), help="one named comparison instead")
-    add("--rounds", type=int, default=5, help="of an experiment: seeds SEED, SEED + 1, ...")
+    add(
+        "--rounds", type=at_least_one, default=5, help="of an experiment: seeds SEED, SEED + 1, ..."
+    )
     add("--workload", nargs="+", choices=POPULARITIES, default=["zipf"])
     add("--ranks", nargs="+", choices=list(RANKS), default=["mix"])
-    add("--adapters", nargs="+", type=int, default=[100])
-    add("--load", nargs="+", type=float, default=[0.8], help="share of the measured capacity")
-    add("--capacity", type=float, help="requests/s at load 1, instead of measuring them")
+    add("--adapters", nargs="+", type=at_least_one, default=[100])
+    add("--load", nargs="+", type=positive, default=[0.8], help="share of the measured capacity")
+    add("--capacity", type=positive, help="requests/s at load 1, instead of measuring them")
     add("--policy", nargs="+", choices=POLICIES, help=f"default: {POLICIES[0]}")
-    add("--tenants", type=int, default=20)
-    add("--cv", type=float, default=1.0, help="of the gaps: 1 Poisson, 4 bursty")
-    add("--flood", type=float, default=1.0, help="tenant 0 sends so many times its share")
+    add("--tenants", type=at_least_one, default=20)
+    add("--cv", type=positive, default=1.0, help="of the gaps: 1 Poisson, 4 bursty")
+    add("--flood", type=positive, default=1.0, help="tenant 0 sends so many times its share")
     add("--jam", action="store_true", help="ten 4k prompts land together every 20 s")
-    add("--seconds", type=float, help="of arrivals, on the simulated clock; default: 30")
+    add("--seconds", type=positive, help="of arrivals, on the simulated clock; default: 30")
     add("--seed", type=int, default=1)
     add("--device", default="h200", help="h200, or a JSON file of measured step times")
-    add("--arena-gb", type=float, help="KV cache and adapters together")
+    add("--arena-gb", type=positive, help="KV cache and adapters together")
     add("--cold-store", action="store_true", help="adapters start in the store, not on the host")
     add("--json", type=Path, help="write every figure here")
     add("--plots", type=Path, help="write PNG plots into this folder")

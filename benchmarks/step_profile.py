@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from benchmarks.arguments import at_least_one
 from benchmarks.packaged import packaged_base_model
 from benchmarks.step_roofline import PROMPT, PROMPT_RANK, REFERENCE_RANKS
 from engine.config import EngineConfig
@@ -146,8 +147,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--base", type=Path, default=packaged_base_model())
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=at_least_one, default=2)
+    parser.add_argument("--rounds", type=at_least_one, default=15)
     wanted = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         profile = Profile(wanted.base, Path(folder), wanted.threads)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks import roofline
+from benchmarks.arguments import add_speeds
 from benchmarks.roofline import Work
 
 REFERENCE_RANKS = (*[8] * 8, *[16] * 4, *[32] * 2, *[64] * 2)
@@ -134,8 +135,7 @@ def measured_flops() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=DEVICES, required=True)
-    parser.add_argument("--bandwidth", type=float, help="bytes a second")
-    parser.add_argument("--flops", type=float, help="operations a second")
+    add_speeds(parser)
     options = parser.parse_args()
     shape, context = DEVICES[options.device]
     known = H200 if options.device == "h200" else None

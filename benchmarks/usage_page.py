@@ -22,6 +22,7 @@ from app.db import Database, migrate
 from app.usage.report import report
 from app.usage.roll_up_repository import differing_days, rewrite_day
 from app.usage.spans import EPOCH, HOURS_A_DAY, hour_number
+from benchmarks.arguments import at_least_one
 
 NOW = datetime(2026, 6, 30, 17, 25, tzinfo=UTC)
 DAYS = 90
@@ -128,8 +129,8 @@ async def measure(url: str, rounds: int) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rows", type=int, default=1_000_000)
-    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--rows", type=at_least_one, default=1_000_000)
+    options.add_argument("--rounds", type=at_least_one, default=3)
     options.add_argument("--postgres", help="an EMPTY database: postgresql://user@host/name")
     wanted = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
